@@ -1,0 +1,67 @@
+"""daypoint: experiment tracking for PyTorch on Hydra and MLflow.
+
+    import daypoint
+
+    with daypoint.open_run(cfg) as run:
+        for epoch in run.epochs(10):
+            for x, y in loader:
+                loss = daypoint.scalar_loss(criterion(model(x), y))
+                ...
+                run.log(loss=loss)
+            run.save(model=model, optimizer=optimizer)
+
+Every number is a number, every run is filed under its day, every checkpoint carries its identity card.
+Importing this module imports neither torch nor mlflow; each name below is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daypoint.config import fill, register_configs
+    from daypoint.errors import (
+        AddressError,
+        CheckpointError,
+        ConfigError,
+        DaypointError,
+        JournalError,
+        RunError,
+        ScalarError,
+        StoreError,
+    )
+    from daypoint.run import Run, open_run
+    from daypoint.scalar import scalar_loss, to_py
+    from daypoint.shapes import print_shapes
+
+_HOMES = {
+    "AddressError": "errors",
+    "CheckpointError": "errors",
+    "ConfigError": "errors",
+    "DaypointError": "errors",
+    "JournalError": "errors",
+    "Run": "run",
+    "RunError": "errors",
+    "ScalarError": "errors",
+    "StoreError": "errors",
+    "fill": "config",
+    "open_run": "run",
+    "print_shapes": "shapes",
+    "register_configs": "config",
+    "scalar_loss": "scalar",
+    "to_py": "scalar",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'daypoint' has no attribute {name!r}")
+    value = getattr(import_module(f"daypoint.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -1,0 +1,134 @@
+"""The catalog: find runs by their address and read what they left behind.
+
+It reads run directories and nothing else, so it works without MLflow, and it imports neither torch nor mlflow. A run that says RUNNING but whose
+journal no live process holds is reported as KILLED, which is what happened to it. One number: reading a run costs two small files.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from daypoint import day, files, identity
+from daypoint.day import RunFiles
+from daypoint.errors import AddressError
+from daypoint.journal import is_being_written
+from daypoint.recorder import read_epochs
+
+_UID = re.compile(r"[0-9a-f]{6,16}")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run, as its directory tells it.
+
+    Attributes:
+        directory: the run directory.
+        address: how it is called, such as `20260328/141502-123456`.
+        record: the content of run.json.
+    """
+
+    directory: Path
+    address: str
+    record: dict[str, Any]
+
+    @property
+    def files(self) -> RunFiles:
+        return RunFiles(self.directory, self.record["day"])
+
+    @cached_property
+    def is_live(self) -> bool:
+        """Whether a process is writing it now."""
+        return self.record["status"] == "RUNNING" and is_being_written(self.files.journal)
+
+    @property
+    def status(self) -> str:
+        """RUNNING, FINISHED, FAILED or KILLED."""
+        status = self.record["status"]
+        return "KILLED" if status == "RUNNING" and not self.is_live else status
+
+    @cached_property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The epochs in the train log; empty before the first one has ended."""
+        try:
+            return read_epochs(files.loads(self.files.train_log.read_bytes()))
+        except FileNotFoundError:
+            return []
+
+    @property
+    def steps(self) -> int:
+        return max((epoch["first_step"] + epoch["steps"] for epoch in self.epochs), default=0)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the last epoch that said anything measured: epoch metrics, and the means of the batch metrics."""
+        for epoch in reversed(self.epochs):
+            means = {name: of["mean"] for name, of in epoch["stats"].items()}
+            if means or epoch["metrics"]:
+                return {**means, **epoch["metrics"]}
+        return {}
+
+    @cached_property
+    def checkpoints(self) -> list[Path]:
+        """The committed checkpoints, oldest first."""
+        return sorted(self.files.checkpoints.glob("step[0-9]*"), key=lambda path: int(path.name.removeprefix("step")))
+
+    def pointer(self, name: str) -> str | None:
+        """The checkpoint that `last` or `best` points to."""
+        try:
+            return files.loads(self.files.pointer(name).read_bytes())["checkpoint"]
+        except FileNotFoundError:
+            return None
+
+
+def read(directory: Path, outputs: Path) -> StoredRun:
+    """Read one run directory.
+
+    Raises:
+        AddressError: it holds no run that can be read.
+    """
+    return StoredRun(directory, day.address_of(directory, outputs), identity.read_run(directory))
+
+
+def list_runs(outputs: Path, day_tag: str | None = None) -> tuple[list[StoredRun], list[str]]:
+    """Every run, oldest first, and what could not be read, in words."""
+    found, complaints = [], []
+    for directory in day.run_directories(outputs, day_tag):
+        try:
+            found.append(read(directory, outputs))
+        except AddressError as error:
+            complaints.append(str(error))
+    return found, complaints
+
+
+def find(address: str, outputs: Path) -> list[StoredRun]:
+    """The runs that an address names: a day, a run, the unique beginning of one, a sweep, a path, or a run uid.
+
+    Raises:
+        AddressError: it names none; says what there is instead.
+    """
+    if directories := day.matching(address, outputs):
+        return [read(directory, outputs) for directory in directories]
+    if _UID.fullmatch(address):
+        runs, _ = list_runs(outputs)
+        if found := [run for run in runs if run.record["uid"].startswith(address)]:
+            return found
+    days = sorted(path.name for path in outputs.glob("[0-9]" * 8))
+    there = f"the days there are: {', '.join(days[-5:])}" if days else f"there are no runs in {outputs}"
+    raise AddressError(f"{address}: expected a day, a run, a path or a run uid; it names no run; {there}")
+
+
+def find_one(address: str, outputs: Path) -> StoredRun:
+    """The one run that an address names.
+
+    Raises:
+        AddressError: it names none, or several; those are listed.
+    """
+    found = find(address, outputs)
+    if len(found) > 1:
+        lines = "\n".join(f"  {run.address}  {run.status}  {run.record['name']}" for run in found[-20:])
+        raise AddressError(f"{address}: expected one run, found {len(found)}; say which:\n{lines}")
+    return found[0]

@@ -1,0 +1,227 @@
+"""The command `daypoint`. Each command imports what it needs inside itself, so `daypoint --help` is quick.
+
+Exit codes: 0 done, 1 the thing asked for cannot be had (the message says why), 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from daypoint.catalog import StoredRun
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Runs filed under their day. An ADDRESS is a day (20260328, today), a run (20260328/1415), a path, or a run uid.",
+)
+
+Outputs = Annotated[
+    Path | None,
+    typer.Option(help="The outputs directory; by default the one of the project you stand in.", envvar="DAYPOINT_OUTPUTS"),
+]
+
+
+def main() -> None:
+    """Run the command line; an error of daypoint's own is one message and exit code 1."""
+    from daypoint.errors import DaypointError
+
+    try:
+        app()
+    except DaypointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:  # `daypoint ls | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _outputs(given: Path | None) -> Path:
+    from daypoint import day
+
+    return given.absolute() if given is not None else day.project_root(Path.cwd()) / "outputs"
+
+
+@app.command()
+def ls(
+    day: Annotated[str | None, typer.Argument(help="A day; by default every day.")] = None,
+    limit: Annotated[int, typer.Option("-n", help="How many of the newest runs to show; 0 for all.")] = 50,
+    outputs: Outputs = None,
+) -> None:
+    """List runs, the newest last. Example: daypoint ls today"""
+    from rich.console import Console
+    from rich.table import Table
+
+    from daypoint import catalog
+    from daypoint.console import number
+    from daypoint.day import parse_day
+
+    where = _outputs(outputs)
+    runs, complaints = catalog.list_runs(where, parse_day(day) if day else None)
+    for complaint in complaints:
+        print(f"warning: {complaint}", file=sys.stderr)
+    if not runs:
+        what = f" on {day}" if day else ""
+        print(f"no runs{what} in {where}; python train.py makes one")
+        return
+    shown = runs[-limit:] if limit else runs
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "status", "name", "epochs", "steps"):
+        table.add_column(column, no_wrap=column != "name", justify="right" if column in ("epochs", "steps") else "left")
+    names = _metric_columns(shown)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in shown:
+        metrics = run.metrics
+        table.add_row(
+            run.address,
+            run.status,
+            _short_name(run),
+            str(len(run.epochs)),
+            str(run.steps),
+            *(number(metrics[name]) if name in metrics else "" for name in names),
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 400  # a pipe has no width; nothing is cut
+    console.print(table)
+    if len(shown) < len(runs):
+        print(f"{len(runs) - len(shown)} older runs not shown; -n 0 shows all")
+
+
+def _metric_columns(runs: list[StoredRun]) -> list[str]:
+    """The monitored metrics first, then loss and what else was validated; at most four."""
+    monitored = [run.record["monitor"]["metric"] for run in runs if run.record["monitor"]]
+    seen = [name for run in runs for name in run.metrics]
+    rest = [name for name in seen if name == "loss" or name.startswith("val")]
+    return list(dict.fromkeys(name for name in monitored + rest if name in seen))[:4]
+
+
+def _short_name(run: StoredRun) -> str:
+    """The name without the day and time that stand in the first column anyway."""
+    name = run.record["name"]
+    return name.partition(" ")[2] or name if name.startswith(run.record["day"]) else name
+
+
+@app.command()
+def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Outputs = None) -> None:
+    """Show one run: who it is, its epochs, checkpoints and files. Example: daypoint show 20260328/1415"""
+    from rich.console import Console
+    from rich.table import Table
+
+    from daypoint import catalog, store
+    from daypoint.console import number
+
+    run = catalog.find_one(address, _outputs(outputs))
+    record, attempt = run.record, run.record["attempts"][-1]
+    console = Console(highlight=False, soft_wrap=True)
+
+    def row(label: str, text: object) -> None:
+        console.print(f"[bold]{label:<12}[/bold]", end="")
+        console.print(str(text), markup=False)
+
+    row("run", f"{run.address}  (uid {record['uid']})")
+    row("name", record["name"])
+    row("status", run.status + (" (now)" if run.is_live else ""))
+    row("directory", run.directory)
+    row("started", f"{record['started']} on {record['host']}")
+    if attempt["seconds"] is not None:
+        row("took", f"{attempt['seconds']:.1f} s, {run.steps} steps")
+    if error := attempt["error"]:
+        row("error", f"{error['type']}: {error['message']}")
+    git = record["git"]
+    row("git", git["reason"] or f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}")
+    if data := record["data"]:
+        row("data", f"{data['name']}, {data['rows']} rows, sha256 {data['fingerprint']}")
+    row("mlflow", f"experiment {record['experiment']} in {record['tracking_uri'] or 'nowhere (tracking is off)'}")
+    if attempt["overrides"]:
+        row("overrides", " ".join(attempt["overrides"]))
+
+    if run.epochs:
+        names = list(dict.fromkeys(name for epoch in run.epochs for name in (*epoch["stats"], *epoch["metrics"])))
+        table = Table(box=None, pad_edge=False, header_style="bold", title="epochs", title_justify="left")
+        for column in ("epoch", "steps", *names):
+            table.add_column(column, justify="right")
+        for epoch in run.epochs:
+            cells = []
+            for name in names:
+                of = epoch["stats"].get(name)
+                cells.append(number(of["mean"]) if of else number(epoch["metrics"].get(name)))
+            table.add_row(str(epoch["epoch"]), str(epoch["steps"]), *cells)
+        console.print()
+        console.print(table)
+    if run.checkpoints:
+        marks: dict[str, list[str]] = {}
+        for name in ("best", "last"):
+            if target := run.pointer(name):
+                marks.setdefault(target, []).append(name)
+        console.print("\n[bold]checkpoints[/bold]")
+        for path in run.checkpoints:
+            console.print(f"  {path.name}  {' '.join(marks.get(path.name, []))}", markup=False)
+    console.print("\n[bold]hyperparameters[/bold]")
+    for key, value in store.flatten(record["config"]).items():
+        console.print(f"  {key} = {value}", markup=False)
+
+
+@app.command()
+def sync(
+    addresses: Annotated[list[str] | None, typer.Argument(help="Days or runs.")] = None,
+    all_runs: Annotated[bool, typer.Option("--all", help="Every run in the outputs directory.")] = False,
+    uri: Annotated[str | None, typer.Option(help="Another MLflow store than the one each run was made for.")] = None,
+    outputs: Outputs = None,
+) -> None:
+    """Send to MLflow what is not there yet; any number of times. Example: daypoint sync today"""
+    from daypoint import catalog, courier, day, store
+
+    where = _outputs(outputs)
+    if bool(addresses) == all_runs:
+        raise typer.BadParameter("say which runs: an ADDRESS, or --all")
+    if all_runs:
+        directories = day.run_directories(where)
+    else:
+        directories = [run.directory for address in addresses or () for run in catalog.find(address, where)]
+    root = day.project_root(Path.cwd())
+    report = courier.sync(directories, uri=store.tracking_uri(uri, root) if uri else None)
+    for line in report.lines:
+        print(line)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
+    uri: Annotated[str | None, typer.Option(help="The MLflow store; by default the project's own.")] = None,
+) -> None:
+    """Open MLflow on the project's store, until Ctrl-C. Example: daypoint ui --port 5001"""
+    import os
+    import socket
+
+    from daypoint import day, store
+
+    root = day.project_root(Path.cwd())
+    address = store.tracking_uri(uri, root)
+    if address.startswith(("http://", "https://")):
+        print(f"MLflow runs at {address}")
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            print(f"error: port {port}: {error.strerror}; try daypoint ui --port {port + 1}", file=sys.stderr)
+            raise typer.Exit(1) from None
+    print(f"MLflow: http://127.0.0.1:{port}  (store {address}; Ctrl-C ends it)", flush=True)
+    store.prepare(address)
+    # The server looks for uvicorn on PATH, which an environment that was not activated does not offer.
+    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": scripts, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    arguments = ["--backend-store-uri", address, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    if artifacts := store.artifact_root(address, root):
+        arguments += ["--default-artifact-root", artifacts]
+    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)

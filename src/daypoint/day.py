@@ -1,0 +1,262 @@
+"""Days: how runs are filed. Day tags, directory and file names, claiming a directory, reading an address.
+
+Every file and directory name of daypoint is written here and nowhere else. A day is `20260328`, in the configured time
+zone, taken from the one instant at which the run started; midnight, daylight saving and the reader's own time zone change
+nothing afterwards. This module reads no file's content. One number: 200 runs that start in the same second get 200
+directories, because `mkdir` succeeds for exactly one of those who ask for the same name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, tzinfo
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from daypoint.errors import AddressError, ConfigError, RunError
+
+_DAY = re.compile(r"(\d{4})(-?)(\d{2})\2(\d{2})")
+_RUN = re.compile(r"\d{6}-\d{6}")
+_ROOT_MARKERS = ("pyproject.toml", ".git", "outputs")
+
+
+# ---------------------------------------------------------------- days and instants
+
+
+def zone(name: str) -> tzinfo | None:
+    """The time zone of that name; `local` is the machine's own.
+
+    Raises:
+        ConfigError: there is no such zone.
+    """
+    if name == "local":
+        return None  # what datetime.astimezone takes for the machine's own zone
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ConfigError(
+            f"tracking.timezone: expected 'local', 'UTC' or a name such as 'Europe/Berlin', found {name!r}"
+        ) from None
+
+
+def now(timezone: str = "local") -> datetime:
+    """This instant, aware of its time zone. Everything that a run says about its start comes from one such call."""
+    return datetime.now().astimezone(zone(timezone))
+
+
+def tag(moment: datetime | date) -> str:
+    """The day tag, such as `20260328`."""
+    return f"{moment:%Y%m%d}"
+
+
+def parse_day(text: str, *, today: date | None = None) -> str:
+    """The day tag for `20260328`, `2026-03-28`, `today` or `yesterday`.
+
+    Raises:
+        AddressError: it is none of these, or no day of the calendar.
+    """
+    today = today or date.today()
+    if text == "today":
+        return tag(today)
+    if text == "yesterday":
+        return tag(today - timedelta(days=1))
+    if match := _DAY.fullmatch(text):
+        year, _, month, day = match.groups()
+        try:
+            return tag(date(int(year), int(month), int(day)))
+        except ValueError:
+            pass
+    raise AddressError(f"expected a day such as 20260328, 2026-03-28, today or yesterday, found {text!r}")
+
+
+# ---------------------------------------------------------------- names inside a run
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where everything of one run lies.
+
+    Args:
+        directory: the run directory, absolute.
+        day: its day tag, part of the file names.
+    """
+
+    directory: Path
+    day: str
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "run.json"
+
+    @property
+    def config(self) -> Path:
+        return self.directory / f"config_{self.day}.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "journal.jsonl"
+
+    @property
+    def train_log(self) -> Path:
+        return self.directory / f"train_log_{self.day}.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def courier_log(self) -> Path:
+        """Made only when the courier has something to complain about."""
+        return self.directory / "courier.log"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step{step:06d}"
+
+    def pointer(self, name: str) -> Path:
+        """The pointer file `last` or `best`."""
+        return self.checkpoints / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """Where everything of one checkpoint lies."""
+
+    directory: Path
+    day: str
+
+    @property
+    def weights(self) -> Path:
+        return self.directory / f"model_{self.day}.safetensors"
+
+    @property
+    def card(self) -> Path:
+        return self.directory / f"model_{self.day}.json"
+
+    @property
+    def state_tensors(self) -> Path:
+        return self.directory / f"state_{self.day}.safetensors"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / f"state_{self.day}.state.json"
+
+
+# ---------------------------------------------------------------- the project and its directories
+
+
+def project_root(start: Path | None = None) -> Path:
+    """The project that a script or a shell stands in: the nearest directory at or above `start` that has a
+    pyproject.toml, a .git or an outputs/ in it; `start` itself if there is none.
+
+    Args:
+        start: where to look from; by default the directory of the running script, or the working directory when
+            there is no script or it is an installed command.
+    """
+    if start is None:
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        start = Path(script).absolute().parent if script else Path.cwd()
+        if start.is_relative_to(sys.prefix):
+            start = Path.cwd()
+    start = start.absolute()
+    for directory in (start, *start.parents):
+        if any((directory / marker).exists() for marker in _ROOT_MARKERS):
+            return directory
+    return start
+
+
+def claim(outputs: Path, moment: datetime, prefix: str = "") -> Path:
+    """Make a directory for a run that started at `moment`, for this caller alone.
+
+    `outputs/20260328/141502-123456`: when the name is taken, the next microsecond is tried, so names stay unique and
+    in order of time.
+
+    Args:
+        outputs: absolute path of the outputs directory; made if missing.
+        moment: an aware datetime.
+        prefix: `sweep-` for a sweep.
+
+    Raises:
+        RunError: the directory cannot be made; names the path.
+    """
+    parent = outputs / tag(moment)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(1_000_000):
+            directory = parent / f"{prefix}{moment:%H%M%S-%f}"
+            try:
+                directory.mkdir()
+                return directory
+            except FileExistsError:
+                later = moment + timedelta(microseconds=1)
+                # Past midnight the run still belongs to the day on which it started.
+                moment = later if later.date() == moment.date() else moment.replace(hour=0, minute=0, second=0)
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or parent}: cannot make a run directory: {error.strerror}; "
+            "set tracking.outputs to a directory that can be written"
+        ) from error
+    raise RunError(f"{parent}: no free run directory at {moment:%H:%M:%S}")
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run (it has a run.json)."""
+    return (directory / "run.json").is_file()
+
+
+def run_directories(outputs: Path, day: str | None = None) -> list[Path]:
+    """Every run directory under `outputs`, jobs of sweeps included, oldest first; job 10 comes after job 2."""
+    days = [outputs / day] if day else sorted(outputs.glob("[0-9]" * 8))
+    found: list[Path] = []
+    for directory in days:
+        if not directory.is_dir():
+            continue
+        with os.scandir(directory) as entries:
+            names = sorted((e.name for e in entries if e.is_dir()), key=lambda name: name.removeprefix("sweep-"))
+        for name in names:
+            if name.startswith("sweep-"):
+                jobs = sorted((job for job in (directory / name).iterdir() if is_run(job)), key=_natural)
+                found.extend(jobs)
+            elif is_run(directory / name):
+                found.append(directory / name)
+    return found
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def address_of(directory: Path, outputs: Path) -> str:
+    """How a run is called: `20260328/141502-123456`, or its path when it lies elsewhere."""
+    return str(directory.relative_to(outputs)) if directory.is_relative_to(outputs) else str(directory)
+
+
+def matching(address: str, outputs: Path) -> list[Path]:
+    """The run directories that an address names, oldest first; empty if it names none.
+
+    An address is a day, a day and the beginning of a time (`20260328/1415`), a sweep or one of its jobs
+    (`20260328/sweep-1502/3`), or a path to a run directory. Run uids are for `daypoint.catalog`, which reads run.json.
+
+    Raises:
+        AddressError: the day in it is no day.
+    """
+    path = Path(address).expanduser()
+    if is_run(path):
+        return [path.absolute()]
+    first, _, rest = address.replace(os.sep, "/").rstrip("/").partition("/")
+    if not (_DAY.fullmatch(first) or first in ("today", "yesterday")):
+        return []
+    day = parse_day(first)
+    runs = run_directories(outputs, day)
+    if not rest:
+        return runs
+    time, _, job = rest.partition("/")
+    base = outputs / day
+    if job:
+        return [run for run in runs if run.name == job and run.parent.name.startswith(time)]
+    return [run for run in runs if run.relative_to(base).parts[0].startswith(time)]

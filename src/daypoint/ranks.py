@@ -1,0 +1,62 @@
+"""Ranks: which process of a distributed job this is, and how all of them come to know one thing.
+
+Rank 0 records; the others check their values and write nothing. The rank is read from the environment that `torchrun` sets, so it is known before any
+process group exists. What rank 0 has decided (the run directory) travels through the store that `torchrun` serves to its workers.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from daypoint.errors import RunError
+
+WAIT_SECONDS = 120
+
+
+def rank() -> int:
+    """The global rank; 0 outside a distributed job."""
+    return int(os.environ.get("RANK", 0))
+
+
+def is_main() -> bool:
+    """Whether this process is the one that records."""
+    return rank() == 0
+
+
+def is_distributed() -> bool:
+    """Whether there are other processes in this job."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def agree(name: str, value: str) -> str:
+    """Rank 0's value of something, on every rank. Outside a distributed job, the value itself.
+
+    Args:
+        name: what is agreed on; once per process.
+        value: rank 0's value; ignored on the others.
+
+    Raises:
+        RunError: this is another rank than 0 and there is no store to meet in.
+    """
+    if not is_distributed():
+        return value
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return _meet(name, value)
+    if is_main():
+        return value  # started by hand, without a store: rank 0 can do without the others
+    raise RunError(
+        f"rank {rank()}: expected torchrun's store to learn rank 0's {name} from, found none; start the job with torchrun"
+    )
+
+
+def _meet(name: str, value: str) -> str:
+    from torch.distributed import TCPStore
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=WAIT_SECONDS))
+    key = f"daypoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    if is_main():
+        store.set(key, value)
+        return value
+    return store.get(key).decode()

@@ -1,0 +1,132 @@
+"""A CSV or Parquet file as named columns, each of numbers or of text.
+
+It refuses to know which column is the target, and it never guesses: a file that pandas would read as
+something else (rows longer than the line of names, a name given twice) is an error. One number: whole numbers
+are exact, up to 2^63.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from decimal import Decimal
+from numbers import Number
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daypoint.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+PARQUET = (".parquet", ".pq")
+
+Column = np.ndarray | list[str | None]
+"""Numbers: int64, or float64 with NaN where a value is missing. Text: None where it is missing."""
+
+
+def read_columns(
+    file: Path, wanted: list[str], separator: str | None, missing: list[str]
+) -> dict[str, Column]:
+    """The columns of `file`, an absolute path, in their order.
+
+    Args:
+        wanted: names that must be there. separator: what stands between the values of a CSV file; None: a
+        comma, in a .tsv file a tab. missing: texts that stand for a missing value in a CSV file, besides the
+        empty one, NA, NaN, null and None.
+
+    Raises:
+        ConfigError: there is no such file or column, the file cannot be read, or a column holds neither
+        numbers nor text.
+    """
+    if not file.is_file():
+        found = "a directory" if file.is_dir() else "nothing"
+        raise ConfigError(
+            f"data.path: expected a CSV or Parquet file, found {found} at {file}; "
+            "a relative path starts at the working directory"
+        )
+    endings = [ending.lower() for ending in file.suffixes if ending.lower() != ".gz"]
+    kind = endings[-1] if endings else ""
+    if kind not in PARQUET and kind not in SEPARATORS:
+        known = ", ".join([*SEPARATORS, *PARQUET])
+        raise ConfigError(f"data.path: expected a name that ends in {known}, found {file.name!r} ({file})")
+    frame = _read(file, kind, separator, missing)
+    frame.columns = [str(name) for name in frame.columns]
+    for name in wanted:
+        _check_name(name, list(frame.columns), file)
+    if twice := sorted({name for name in frame.columns if list(frame.columns).count(name) > 1}):
+        raise ConfigError(
+            f"data.path: expected one column of a name, found several {', '.join(twice)} in {file}"
+        )
+    return {name: _column(name, frame[name]) for name in frame.columns}
+
+
+def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        if kind in PARQUET:
+            frame = pd.read_parquet(file)
+            return frame if frame.index.names == [None] else frame.reset_index()
+        frame = pd.read_csv(
+            file,
+            sep=separator or SEPARATORS[kind],
+            na_values=missing,
+            low_memory=False,  # in pieces, a column's type can change from one to the next
+        )
+    except pd.errors.EmptyDataError:
+        raise ConfigError(f"data.path: expected a table, found nothing in {file}") from None
+    except (ValueError, OSError, EOFError) as error:  # the errors of pandas and pyarrow are among them
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"data.path: expected a {kind} file, cannot read {file}: {first}") from error
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas made an index of the first column
+        raise ConfigError(
+            f"data.path: expected a name for each value, found rows longer than the names in {file}"
+        )
+    return frame
+
+
+def _check_name(name: str, names: list[str], file: Path) -> None:
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
+        hint = f"; its values seem to be separated by {other!r}: give data.separator={other!r}"
+    shown = ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+    raise ConfigError(f"data: expected a column named {name!r} in {file}, found {shown}{hint}")
+
+
+def _column(name: str, column: pd.Series) -> Column:
+    import pandas as pd
+
+    kinds = pd.api.types
+    missing = column.isna()
+    if isinstance(column.dtype, pd.CategoricalDtype) or kinds.is_bool_dtype(column):
+        return _text(column, missing)
+    if kinds.is_object_dtype(column):
+        present = column[~missing].tolist()
+        if all(isinstance(value, str | bool | datetime.time) for value in present):
+            return _text(column, missing)
+        if all(isinstance(value, datetime.date) for value in present):
+            column = pd.to_datetime(column)
+        elif all(isinstance(value, Number | Decimal) for value in present):
+            return column.map(float, na_action="ignore").to_numpy(np.float64, na_value=np.nan)
+    if kinds.is_datetime64_any_dtype(column):
+        column = column - pd.Timestamp(0, tz=column.dt.tz)
+    if kinds.is_timedelta64_dtype(column):
+        return (column / pd.Timedelta(seconds=1)).to_numpy(np.float64, na_value=np.nan)
+    if kinds.is_string_dtype(column) and not kinds.is_object_dtype(column):
+        return _text(column, missing)
+    if kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column):
+        is_exact = kinds.is_integer_dtype(column) and not missing.any() and column.max() < 2**63
+        return column.to_numpy(np.int64) if is_exact else column.to_numpy(np.float64, na_value=np.nan)
+    found = sorted({type(value).__name__ for value in column[~missing]})
+    raise ConfigError(f"data: column {name!r}: expected numbers or text, found {', '.join(found)}")
+
+
+def _text(column: pd.Series, missing: pd.Series) -> list[str | None]:
+    return [None if gone else str(value) for gone, value in zip(missing, column, strict=True)]

@@ -1,0 +1,108 @@
+"""What every training script needs beside its loop: seeds, the device, precision, validation.
+
+Nothing here knows of runs, configs or days; take it or leave it. One number: at 0 the seeds fix every byte of a run on a CPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from daypoint.errors import ConfigError
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, numpy's and torch's random numbers (all devices).
+
+    Call it at the start of each run: then a run does not depend on what ran before it in the same process.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes cuda, then mps, then cpu.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"trainer.device: expected auto, cpu, cuda, cuda:N or mps, found {name!r}") from None
+    there = {"cpu": True, "cuda": has_cuda, "mps": has_mps}.get(device.type, False)
+    if not there or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(f"trainer.device: {name!r} is not there on this machine; use trainer.device=auto")
+    return device
+
+
+def make_precision(
+    precision: str, device: torch.device
+) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
+    """The autocast context and the loss scaler of a precision. Only fp16 scales; for the others the scaler does nothing.
+
+    Args:
+        precision: fp32 | bf16 | fp16.
+
+    Raises:
+        ConfigError: fp16 on a CPU, which would only be slow and less exact.
+    """
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError("trainer.precision: fp16 needs a GPU, the device is cpu; use bf16 or fp32")
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    if precision == "fp32":
+        return nullcontext, scaler
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return lambda: torch.autocast(device.type, dtype=dtype), scaler
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    criterion: Callable[[Tensor, Tensor], Tensor],
+    data: Any,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> dict[str, Tensor]:
+    """Validation metrics as 0-dim tensors: `val/loss`, and `val/accuracy` or `val/r2`, over all validation rows.
+
+    Sums run in float64 on the device, so neither the batch size nor the number of rows moves the result, and nothing waits
+    for the device before the end.
+    """
+    was_training = model.training
+    model.eval()
+    # MPS has no float64.
+    kind = torch.float32 if device.type == "mps" else torch.float64
+    rows = 0
+    loss_sum, right, error, total, total_squares = torch.zeros(5, dtype=kind, device=device)
+    for x, y in data.val_loader():
+        x, y = x.to(device), y.to(device)
+        with autocast():
+            output = model(x)
+            loss_sum += criterion(output, y).to(kind) * len(x)
+        rows += len(x)
+        if data.task == "classification":
+            right += (output.argmax(dim=1) == y).sum()
+        else:
+            y, output = y.to(kind), output.to(kind)
+            error += ((output - y) ** 2).sum()
+            total += y.sum()
+            total_squares += (y**2).sum()
+    model.train(was_training)
+    metrics = {"val/loss": loss_sum / rows}
+    if data.task == "classification":
+        metrics["val/accuracy"] = right / rows
+    else:
+        # Coefficient of determination, 1 - residual / total sum of squares (S. Wright, 1921).
+        metrics["val/r2"] = 1 - error / (total_squares - total**2 / (rows * data.outputs))
+    return metrics
