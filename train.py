@@ -49,7 +49,9 @@ def main(cfg: DictConfig) -> float | None:
                 if (i + 1) % cfg.trainer.accumulate == 0 or i + 1 == batches:
                     if cfg.trainer.clip_norm is not None:
                         scaler.unscale_(optimizer)
-                        metrics["grad_norm"] = nn.utils.clip_grad_norm_(model.parameters(), cfg.trainer.clip_norm)
+                        metrics["grad_norm"] = nn.utils.clip_grad_norm_(
+                            model.parameters(), cfg.trainer.clip_norm
+                        )
                     scaler.step(optimizer)
                     scaler.update()
                     optimizer.zero_grad(set_to_none=True)

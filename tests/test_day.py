@@ -30,7 +30,9 @@ def test_yesterday_crosses_the_month():
     assert day.parse_day("yesterday", today=date(2026, 3, 1)) == "20260228"
 
 
-@pytest.mark.parametrize("text", ["2024-13-01", "20240230", "2024-0301", "tomorrow", "", "202403011", "²0240301"])
+@pytest.mark.parametrize(
+    "text", ["2024-13-01", "20240230", "2024-0301", "tomorrow", "", "202403011", "²0240301"]
+)
 def test_what_is_no_day_is_refused(text):
     with pytest.raises(AddressError, match="expected a day such as 20260328"):
         day.parse_day(text)
@@ -103,7 +105,14 @@ def test_an_outputs_directory_that_cannot_be_made_is_named(tmp_path):
 def test_names_need_no_quoting_in_a_shell_or_an_override():
     files = day.RunFiles(directory=day.Path("/x"), day="20260328")
     checkpoint = day.CheckpointFiles(files.checkpoint(300), "20260328")
-    paths = [files.run, files.config, files.journal, files.train_log, files.pointer("best"), checkpoint.weights]
+    paths = [
+        files.run,
+        files.config,
+        files.journal,
+        files.train_log,
+        files.pointer("best"),
+        checkpoint.weights,
+    ]
     paths += [checkpoint.card, checkpoint.state, checkpoint.state_tensors]
     assert files.checkpoint(300).name == "step000300"
     for path in paths:
@@ -150,7 +159,9 @@ def test_the_project_is_the_nearest_directory_with_a_marker(tmp_path):
 
 
 def test_without_a_marker_the_project_is_where_the_search_began(tmp_path):
-    assert day.project_root(tmp_path) == tmp_path or (tmp_path.parents and day.project_root(tmp_path) in tmp_path.parents)
+    assert day.project_root(tmp_path) == tmp_path or (
+        tmp_path.parents and day.project_root(tmp_path) in tmp_path.parents
+    )
 
 
 def test_the_project_of_a_script_does_not_depend_on_the_working_directory(tmp_path):
@@ -159,5 +170,7 @@ def test_the_project_of_a_script_does_not_depend_on_the_working_directory(tmp_pa
     elsewhere.mkdir()
     (project / "pyproject.toml").touch()
     (project / "script.py").write_text("from daypoint import day; print(day.project_root())")
-    done = subprocess.run([sys.executable, "../project/script.py"], cwd=elsewhere, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "../project/script.py"], cwd=elsewhere, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == str(project)

@@ -37,7 +37,12 @@ def filled(path):
     return path, events
 
 
-@given(st.dictionaries(st.text(st.characters(codec="utf-8")), st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False))))
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8")),
+        st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False)),
+    )
+)
 @settings(max_examples=50)
 def test_every_value_comes_back_exactly(metrics):
     import tempfile
@@ -58,7 +63,13 @@ def test_nan_and_infinities_are_strict_json_and_come_back_as_floats(path):
     log.append(batch(3, a=math.nan, b=math.inf, c=-math.inf, d=-0.0, e=2**63))
     log.close()
     line = orjson.loads(path.read_bytes())
-    assert line["metrics"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.0, "e": "9223372036854775808"}
+    assert line["metrics"] == {
+        "a": "NaN",
+        "b": "Infinity",
+        "c": "-Infinity",
+        "d": 0.0,
+        "e": "9223372036854775808",
+    }
     metrics = journal.read(path).events[0]["metrics"]
     assert math.isnan(metrics["a"])
     assert (metrics["b"], metrics["c"], metrics["e"]) == (math.inf, -math.inf, 2**63)

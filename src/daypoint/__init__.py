@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from daypoint.config import fill, register_configs
+    from daypoint.config import fill
     from daypoint.errors import (
         AddressError,
         CheckpointError,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ScalarError,
         StoreError,
     )
+    from daypoint.hydra_app import register_configs
     from daypoint.run import Run, open_run
     from daypoint.scalar import scalar_loss, to_py
     from daypoint.shapes import print_shapes
@@ -48,7 +49,7 @@ _HOMES = {
     "fill": "config",
     "open_run": "run",
     "print_shapes": "shapes",
-    "register_configs": "config",
+    "register_configs": "hydra_app",
     "scalar_loss": "scalar",
     "to_py": "scalar",
 }

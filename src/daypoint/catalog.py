@@ -74,7 +74,9 @@ class StoredRun:
     @cached_property
     def checkpoints(self) -> list[Path]:
         """The committed checkpoints, oldest first."""
-        return sorted(self.files.checkpoints.glob("step[0-9]*"), key=lambda path: int(path.name.removeprefix("step")))
+        return sorted(
+            self.files.checkpoints.glob("step[0-9]*"), key=lambda path: int(path.name.removeprefix("step"))
+        )
 
     def pointer(self, name: str) -> str | None:
         """The checkpoint that `last` or `best` points to."""

@@ -23,7 +23,10 @@ app = typer.Typer(
 
 Outputs = Annotated[
     Path | None,
-    typer.Option(help="The outputs directory; by default the one of the project you stand in.", envvar="DAYPOINT_OUTPUTS"),
+    typer.Option(
+        help="The outputs directory; by default the one of the project you stand in.",
+        envvar="DAYPOINT_OUTPUTS",
+    ),
 ]
 
 
@@ -72,7 +75,9 @@ def ls(
     shown = runs[-limit:] if limit else runs
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "status", "name", "epochs", "steps"):
-        table.add_column(column, no_wrap=column != "name", justify="right" if column in ("epochs", "steps") else "left")
+        table.add_column(
+            column, no_wrap=column != "name", justify="right" if column in ("epochs", "steps") else "left"
+        )
     names = _metric_columns(shown)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -114,7 +119,7 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
     from rich.console import Console
     from rich.table import Table
 
-    from daypoint import catalog, store
+    from daypoint import catalog, keys
     from daypoint.console import number
 
     run = catalog.find_one(address, _outputs(outputs))
@@ -138,12 +143,17 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
     row("git", git["reason"] or f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}")
     if data := record["data"]:
         row("data", f"{data['name']}, {data['rows']} rows, sha256 {data['fingerprint']}")
-    row("mlflow", f"experiment {record['experiment']} in {record['tracking_uri'] or 'nowhere (tracking is off)'}")
+    row(
+        "mlflow",
+        f"experiment {record['experiment']} in {record['tracking_uri'] or 'nowhere (tracking is off)'}",
+    )
     if attempt["overrides"]:
         row("overrides", " ".join(attempt["overrides"]))
 
     if run.epochs:
-        names = list(dict.fromkeys(name for epoch in run.epochs for name in (*epoch["stats"], *epoch["metrics"])))
+        names = list(
+            dict.fromkeys(name for epoch in run.epochs for name in (*epoch["stats"], *epoch["metrics"]))
+        )
         table = Table(box=None, pad_edge=False, header_style="bold", title="epochs", title_justify="left")
         for column in ("epoch", "steps", *names):
             table.add_column(column, justify="right")
@@ -164,7 +174,7 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
         for path in run.checkpoints:
             console.print(f"  {path.name}  {' '.join(marks.get(path.name, []))}", markup=False)
     console.print("\n[bold]hyperparameters[/bold]")
-    for key, value in store.flatten(record["config"]).items():
+    for key, value in keys.flatten(record["config"]).items():
         console.print(f"  {key} = {value}", markup=False)
 
 
@@ -172,7 +182,9 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
 def sync(
     addresses: Annotated[list[str] | None, typer.Argument(help="Days or runs.")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Every run in the outputs directory.")] = False,
-    uri: Annotated[str | None, typer.Option(help="Another MLflow store than the one each run was made for.")] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="Another MLflow store than the one each run was made for.")
+    ] = None,
     outputs: Outputs = None,
 ) -> None:
     """Send to MLflow what is not there yet; any number of times. Example: daypoint sync today"""

@@ -89,7 +89,9 @@ class RunConsole:
             return
         parts = [f"{name} {number(of['mean'])}" for name, of in entry["stats"].items()]
         parts += [f"{name} {number(value)}" for name, value in entry["metrics"].items()]
-        line = Text.assemble((self._epoch_text, "bold"), "  ", "  ".join(parts), (f"  {entry['seconds']:.1f} s", "dim"))
+        line = Text.assemble(
+            (self._epoch_text, "bold"), "  ", "  ".join(parts), (f"  {entry['seconds']:.1f} s", "dim")
+        )
         # Two streams on one terminal: the line has to go past the bar, so through the bar's own console.
         past_the_bar = self._progress is not None and self._out.is_terminal
         (self._err if past_the_bar else self._out).print(line)

@@ -157,10 +157,10 @@ def project_root(start: Path | None = None) -> Path:
     """
     if start is None:
         script = getattr(sys.modules.get("__main__"), "__file__", None)
-        start = Path(script).absolute().parent if script else Path.cwd()
+        start = Path(os.path.abspath(script)).parent if script else Path.cwd()
         if start.is_relative_to(sys.prefix):
             start = Path.cwd()
-    start = start.absolute()
+    start = Path(os.path.abspath(start))
     for directory in (start, *start.parents):
         if any((directory / marker).exists() for marker in _ROOT_MARKERS):
             return directory
@@ -192,7 +192,9 @@ def claim(outputs: Path, moment: datetime, prefix: str = "") -> Path:
             except FileExistsError:
                 later = moment + timedelta(microseconds=1)
                 # Past midnight the run still belongs to the day on which it started.
-                moment = later if later.date() == moment.date() else moment.replace(hour=0, minute=0, second=0)
+                moment = (
+                    later if later.date() == moment.date() else moment.replace(hour=0, minute=0, second=0)
+                )
     except OSError as error:
         raise RunError(
             f"{error.filename or parent}: cannot make a run directory: {error.strerror}; "
@@ -217,7 +219,9 @@ def run_directories(outputs: Path, day: str | None = None) -> list[Path]:
         if not directory.is_dir():
             continue
         with os.scandir(directory) as entries:
-            names = sorted((e.name for e in entries if e.is_dir()), key=lambda name: name.removeprefix("sweep-"))
+            names = sorted(
+                (e.name for e in entries if e.is_dir()), key=lambda name: name.removeprefix("sweep-")
+            )
         for name in names:
             if name.startswith("sweep-"):
                 jobs = sorted((job for job in (directory / name).iterdir() if is_run(job)), key=_natural)
@@ -228,7 +232,10 @@ def run_directories(outputs: Path, day: str | None = None) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.name)]
+    return [
+        (not part.isdigit(), int(part) if part.isdigit() else 0, part)
+        for part in re.split(r"(\d+)", path.name)
+    ]
 
 
 def address_of(directory: Path, outputs: Path) -> str:

@@ -120,7 +120,9 @@ class Journal:
         try:
             body = orjson.dumps(event)[:-1]
         except TypeError as error:
-            raise JournalError(f"{self.path}: {error}; event {event.get('event')!r} is not recorded") from error
+            raise JournalError(
+                f"{self.path}: {error}; event {event.get('event')!r} is not recorded"
+            ) from error
         line = b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
         if self._torn:
             line = b"\n" + line

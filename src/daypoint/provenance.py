@@ -28,7 +28,14 @@ GENERATED = ("outputs", "mlruns")
 _LARGEST_UNTRACKED_BYTES = 2**20
 _PRIVATE = (".env*", ".netrc", "*.pem", "*.key", "id_rsa*", "*credential*", "*secret*")
 # Set while git runs a hook; they would make every git below it speak of that repository instead of the project's.
-_HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+_HOOK_VARIABLES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_PREFIX",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+)
 
 
 def versions() -> dict[str, str | None]:
@@ -46,7 +53,9 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def git_state(root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0) -> dict[str, Any]:
+def git_state(
+    root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
+) -> dict[str, Any]:
     """The state of the project's repository (wherever the working directory is). Never raises.
 
     Args:
@@ -64,7 +73,9 @@ def git_state(root: Path, *, generated: Sequence[str] = GENERATED, timeout_secon
     return _inspect(root, generated, timeout_seconds)[0]
 
 
-def uncommitted_diff(root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0) -> bytes:
+def uncommitted_diff(
+    root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
+) -> bytes:
     """What `git apply` needs to get from the commit to the tree as it is, untracked files included. Never raises.
 
     An untracked file over 1 MiB, or named like a place for secrets (`.env`), is only named, with its size, in a line
@@ -74,11 +85,19 @@ def uncommitted_diff(root: Path, *, generated: Sequence[str] = GENERATED, timeou
 
 
 def _inspect(root: Path, generated: Sequence[str], timeout_seconds: float) -> tuple[dict[str, Any], bytes]:
-    state: dict[str, Any] = {"commit": None, "branch": None, "dirty": None, "reason": None, "diff_sha256": None}
+    state: dict[str, Any] = {
+        "commit": None,
+        "branch": None,
+        "dirty": None,
+        "reason": None,
+        "diff_sha256": None,
+    }
     git = _Git(root, timeout_seconds)
     scope = ["--", ":/", *(f":(exclude){path}" for path in generated)]
     try:
-        lines = git("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", *scope).split(b"\0")
+        lines = git("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", *scope).split(
+            b"\0"
+        )
         header = dict(line[2:].split(b" ", 1) for line in lines if line.startswith(b"# "))
         changes = [line for line in lines if line and not line.startswith(b"# ")]
         commit = header[b"branch.oid"].decode()
@@ -123,7 +142,14 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
             announced = b"".join(b":(top,literal)%b\0" % path for path in new)
             git("add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul", stdin=announced)
         base = commit or git("hash-object", "-t", "tree", "--stdin", stdin=b"").decode().strip()
-        plain = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
+        plain = (
+            "--binary",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--src-prefix=a/",
+            "--dst-prefix=b/",
+        )
         return b"".join(notes) + git("diff", *plain, base, *scope)
 
 
@@ -144,12 +170,21 @@ class _Git:
     def __call__(self, *arguments: str, stdin: bytes = b"") -> bytes:
         command = ["git", "-C", os.fspath(self.root), *arguments]
         # Files, not pipes, and a process group of its own: a helper that git leaves behind can then hold nobody up.
-        with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with (
+            tempfile.TemporaryFile() as source,
+            tempfile.TemporaryFile() as out,
+            tempfile.TemporaryFile() as err,
+        ):
             source.write(stdin)
             source.seek(0)
             try:
                 process = subprocess.Popen(
-                    command, stdin=source, stdout=out, stderr=err, env=self.environment, start_new_session=True
+                    command,
+                    stdin=source,
+                    stdout=out,
+                    stderr=err,
+                    env=self.environment,
+                    start_new_session=True,
                 )
             except FileNotFoundError:
                 raise _GitFailed("git is not installed, or not on PATH") from None
@@ -167,7 +202,9 @@ class _Git:
             err.seek(0)
             if code == 0:
                 return out.read()
-            complaint = err.read(1000).decode(errors="replace").strip().partition("\n")[0].removeprefix("fatal: ")
+            complaint = (
+                err.read(1000).decode(errors="replace").strip().partition("\n")[0].removeprefix("fatal: ")
+            )
             if complaint.startswith("not a git repository"):
                 raise _GitFailed("the project is in no git repository")
             raise _GitFailed(f"git {arguments[0]} failed: {complaint or f'exit code {code}'}")

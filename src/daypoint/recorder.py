@@ -17,9 +17,9 @@ from daypoint.day import RunFiles
 from daypoint.errors import RunError, ScalarError
 from daypoint.files import decode_metrics, encode_metrics
 from daypoint.journal import Journal
+from daypoint.keys import mlflow_key
 from daypoint.scalar import to_py, to_step
 from daypoint.stats import RunningStats
-from daypoint.store import mlflow_key
 
 TRAIN_LOG_FORMAT = "daypoint/train-log/1"
 
@@ -209,7 +209,9 @@ class Recorder:
 
     def write_train_log(self) -> None:
         """The train log: per epoch count, mean, variance, min and max of every metric, and where the batches are."""
-        strict.write_atomic(self._files.train_log, strict.dumps(train_log(self._files, self.epochs, self.step)))
+        strict.write_atomic(
+            self._files.train_log, strict.dumps(train_log(self._files, self.epochs, self.step))
+        )
 
     def checkpoint(self, path: str, epoch: int | None, metrics: Mapping[str, Any]) -> None:
         """Record that a checkpoint was committed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 HIDDEN = "***"
@@ -17,26 +18,99 @@ HIDDEN = "***"
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Whatever stands under one of these, or below it, is secret.
 _ALWAYS = frozenset(
-    "password passwords passwd passphrase passcode secret secrets credential credentials "
-    "apikey apikeys apitoken accesskey accesstoken authtoken secretkey privatekey".split()
+    [
+        "password",
+        "passwords",
+        "passwd",
+        "passphrase",
+        "passcode",
+        "secret",
+        "secrets",
+        "credential",
+        "credentials",
+        "apikey",
+        "apikeys",
+        "apitoken",
+        "accesskey",
+        "accesstoken",
+        "authtoken",
+        "secretkey",
+        "privatekey",
+    ]
 )
-_KEY_KINDS = frozenset("api access private secret account auth encryption signing shared master ssh service".split())
+_KEY_KINDS = frozenset(["api", "access", "private", "account", "auth", "encryption", "signing"])
 # Tokens of a vocabulary or of a transformer, not of a login.
 _TOKEN_KINDS = frozenset(
-    "pad padding bos eos sos unk mask cls sep class start end stop begin special dist distill register image vision "
-    "audio video text word sub per next first last new newline blank oov max min num n global query memory summary "
-    "latent prompt prefix suffix additional single each".split()
+    [
+        "pad",
+        "padding",
+        "bos",
+        "eos",
+        "sos",
+        "unk",
+        "mask",
+        "cls",
+        "sep",
+        "class",
+        "start",
+        "end",
+        "stop",
+        "begin",
+        "special",
+        "dist",
+        "distill",
+        "register",
+        "image",
+        "vision",
+        "audio",
+        "video",
+        "text",
+        "word",
+        "sub",
+        "per",
+        "next",
+        "first",
+        "last",
+        "new",
+        "newline",
+        "blank",
+        "oov",
+        "max",
+        "min",
+        "num",
+        "n",
+        "global",
+        "query",
+        "memory",
+        "summary",
+        "latent",
+        "prompt",
+        "prefix",
+        "suffix",
+        "additional",
+        "single",
+        "each",
+    ]
 )
 _PLAIN_WORD = re.compile(r"[a-z][a-z_./ ]*")
 _NOT_TEXT = re.compile(r"(?i)true|false|null|none|~|[-+]?[\d.][\d._]*(e[-+]?\d+)?")
 
-# The password may hold anything but white space; `host:8080/a@b` is a port and a path, not a password.
-_URL_LOGIN = re.compile(r"""(\w[\w+.-]*://)[^\s/:@'"]*:(?:[^\s/'"]*|(?!\d+/)[^\s@'"]*)@""")
-_URL_TOKEN = re.compile(r"(https?://)[\w-]{16,}@")
-_PAIR = re.compile(r"""(?P<lead>^|[?&;,{\s'"])(?P<key>-{0,2}[\w.-]*\w)(?P<sign>=|\s*:\s+)(?P<value>[^&;,}\s'"]+)""")
+# A password may hold anything but white space; `host:8080/a@b` is a port and a path. The bounds keep hostile text cheap.
+_URL_LOGIN = re.compile(r"""\b(\w[\w+.-]{0,20}://)[^\s/:@'"]{0,256}:(?!\d{1,5}/)[^\s'"]{0,512}@""")
+_URL_TOKEN = re.compile(r"\b(https?://)[\w-]{16,256}@")
+_NAME = re.compile(r"""(?<![\w.-])-{0,2}([\w.-]{0,128}\w)(['"]?\s?[=:]\s?)(['"]?)(?![{\[(\s])""")
+_VALUE = {
+    quote: re.compile(pattern)
+    for quote, pattern in {
+        "=": r"""[^&;,}\s'"]+""",
+        ":": r"[^,}\n]+",
+        "'": r"[^'\n]+",
+        '"': r'[^"\n]+',
+    }.items()
+}
 _KNOWN = re.compile(
     r"\b(?:gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|xox[abprs]-[\w-]{10,}"
-    r"|AKIA[0-9A-Z]{16}|sk-(?:proj-|ant-)?[A-Za-z0-9]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    r"|AKIA[0-9A-Z]{16}|sk-(?:proj-|ant-)?[A-Za-z0-9]{20,}|eyJ[\w-]{10,200}\.[\w-]{10,4000}\.[\w-]*)"
     r"|(?<=\bBearer )[\w.~+/-]{8,}=*"
 )
 
@@ -61,7 +135,9 @@ def redact_overrides(arguments: list[str], *, secrets: Collection[str] = ()) -> 
         elif sign:
             # `db.credentials.user=…`: a secret section hides what is in it.
             sections = name.lstrip("+~-'\"").split(".")
-            hidden = any(_strength(section) == 2 for section in sections) or _is_secret_text(sections[-1], value)
+            hidden = any(_strength(section) == 2 for section in sections) or _is_secret_text(
+                sections[-1], value
+            )
             argument = f"{name}={HIDDEN}" if hidden and value else argument
         flag = argument.lstrip("-") if argument.startswith("--") and not sign else None
         redacted.append(redact_text(argument, secrets=secrets))
@@ -72,10 +148,9 @@ def redact_text(text: str, *, secrets: Collection[str] = ()) -> str:
     """Free text (a message, a traceback, a URL) without the secrets that can be recognised in it."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    text = _URL_LOGIN.sub(rf"\1{HIDDEN}@", text)
-    text = _URL_TOKEN.sub(rf"\1{HIDDEN}@", text)
-    text = _KNOWN.sub(HIDDEN, text)
-    return _PAIR.sub(_redact_pair, text) if "=" in text or ":" in text else text
+    if "://" in text and "@" in text:
+        text = _URL_TOKEN.sub(rf"\1{HIDDEN}@", _URL_LOGIN.sub(rf"\1{HIDDEN}@", text))
+    return _redact_pairs(_KNOWN.sub(HIDDEN, text))
 
 
 def is_secret_name(name: str) -> bool:
@@ -86,7 +161,9 @@ def is_secret_name(name: str) -> bool:
 def _redact(value: Any, name: str, inside: bool, secrets: list[str]) -> Any:
     inside = inside or _strength(name) == 2
     if isinstance(value, dict):
-        return {key: _redact(item, str(key).rpartition(".")[2], inside, secrets) for key, item in value.items()}
+        return {
+            key: _redact(item, str(key).rpartition(".")[2], inside, secrets) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_redact(item, name, inside, secrets) for item in value]
     if value is None or isinstance(value, bool):
@@ -107,10 +184,12 @@ def _is_secret_text(name: str, text: str) -> bool:
     return strength == 2 and text.lower() not in ("null", "none", "true", "false")
 
 
+@lru_cache(4096)
 def _words(name: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(name)]
 
 
+@lru_cache(4096)
 def _strength(name: str) -> int:
     """2: everything under this name is secret; 1: a text under it is; 0: nothing is."""
     words = _words(name)
@@ -129,11 +208,22 @@ def _strength(name: str) -> int:
     return int(last in ("auth", "authorization") or words in (["key"], ["pass"], ["pwd"], ["sig"]))
 
 
-def _redact_pair(match: re.Match[str]) -> str:
-    key = match["key"].lstrip("-").rpartition(".")[2]
-    # In free text only what is certain: `key: value` and `auth=basic` are also prose.
-    url = match["lead"] in ("?", "&", ";")
-    certain = _strength(key) == 2 or (_words(key)[-1:] == ["token"] and _strength(key) == 1) or (url and key == "sig")
-    if not certain or not _is_secret_text(key, match["value"]):
-        return match[0]
-    return f"{match['lead']}{match['key']}{match['sign']}{HIDDEN}"
+def _redact_pairs(text: str) -> str:
+    """`password=…`, `{"hf_token": "…"}`, `?sig=…`: only what is certain, since `token: x` and `key=x` are also prose."""
+    if "=" not in text and ":" not in text:
+        return text
+    pieces: list[str] = []
+    end = 0
+    for match in _NAME.finditer(text):
+        name = match[1].rpartition(".")[2]
+        words = _words(name)
+        certain = _strength(name) == 2 or (words[-1:] == ["token"] and ("=" in match[2] or len(words) > 1))
+        if match.start() < end or not (
+            certain or (words == ["sig"] and text[: match.start()].endswith(("?", "&", ";")))
+        ):
+            continue
+        value = _VALUE[match[3] or match[2].strip("'\" ")].match(text, match.end())
+        if value and _is_secret_text(name, value[0]):
+            pieces += text[end : value.start()], HIDDEN
+            end = value.end()
+    return "".join(pieces) + text[end:]

@@ -12,15 +12,10 @@ This module never imports mlflow. One number: an open run holds two descriptors,
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import secrets
 import signal
-import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -29,14 +24,16 @@ from typing import Any, NoReturn
 import yaml
 from omegaconf import DictConfig
 
-from daypoint import checkpoint, config, day, identity, ranks, store
+from daypoint import checkpoint, config, day, hydra_app, identity, keys, ranks, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
 from daypoint.courier import Courier
 from daypoint.day import RunFiles
 from daypoint.errors import DaypointError, JournalError, RunError
 from daypoint.files import write_atomic
+from daypoint.hydra_app import HydraJob
 from daypoint.journal import Journal
+from daypoint.record import close_attempt, experiment_name, new_record
 from daypoint.recorder import Recorder, now_ms
 from daypoint.scalar import to_py
 
@@ -74,7 +71,9 @@ class Run:
         self.directory = files.directory
         self.day = files.day
         self.uid: str = record["uid"]
-        self.address = day.address_of(files.directory, config.outputs_directory(settings, Path(record["root"])))
+        self.address = day.address_of(
+            files.directory, config.outputs_directory(settings, Path(record["root"]))
+        )
         self.config = plain
         self.is_main = recorder is not None
         self._record = record
@@ -144,7 +143,9 @@ class Run:
         self._console.step(self._recorder.steps_in_epoch, values)
         return values
 
-    def log_epoch(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, bool | int | float]:
+    def log_epoch(
+        self, metrics: Mapping[str, Any] | None = None, /, **named: Any
+    ) -> dict[str, bool | int | float]:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""
         if self._ended or os.getpid() != self._process:
             self._refuse()
@@ -202,7 +203,9 @@ class Run:
             except JournalError as error:
                 self._left_error = error
 
-    def save(self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None, **extra: Any) -> Path | None:
+    def save(
+        self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None, **extra: Any
+    ) -> Path | None:
         """Write a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
 
         Args:
@@ -246,15 +249,21 @@ class Run:
                 f"run {self.address}: opened by process {self._process}, used in process {os.getpid()} (a DataLoader worker?); "
                 "return the values to the process that opened the run and log them there"
             )
-        raise RunError(f"run {self.address}: it has ended; log inside the `with daypoint.open_run(...)` block")
+        raise RunError(
+            f"run {self.address}: it has ended; log inside the `with daypoint.open_run(...)` block"
+        )
 
     def _on_nonfinite(self, name: str, value: float, step: int) -> None:
         policy = self._settings.on_nonfinite
         if policy == "stop":
-            raise RunError(f"{name}: {value} at step {step}, and tracking.on_nonfinite is stop; the value is recorded")
+            raise RunError(
+                f"{name}: {value} at step {step}, and tracking.on_nonfinite is stop; the value is recorded"
+            )
         if policy == "warn" and name not in self._warned:
             self._warned.add(name)
-            self._console.warn(f"{name} is {value} at step {step}; recorded as it is (said once for each metric)")
+            self._console.warn(
+                f"{name} is {value} at step {step}; recorded as it is (said once for each metric)"
+            )
 
     def _hear_courier(self) -> None:
         for error in self._courier.poll() if self._courier is not None else ():
@@ -300,26 +309,20 @@ class Run:
             )
         )
         attempt(journal.sync)
-        self._close_record(status, error)
+        seconds = time.monotonic() - self._started_seconds
+        close_attempt(self._record, status, day.now(self._settings.timezone), seconds, error)
         attempt(lambda: identity.write_run(self.directory, self._record))
         journal.close()
         self._tell_the_end(status, summary, recorder)
         if failures and (error is None or error is failures[0]):
             raise failures[0]
 
-    def _close_record(self, status: str, error: BaseException | None) -> None:
-        self._record["status"] = status
-        this = self._record["attempts"][-1]
-        this["status"] = status
-        this["ended"] = day.now(self._settings.timezone).isoformat()
-        this["seconds"] = round(time.monotonic() - self._started_seconds, 6)
-        if error is not None:
-            lines = traceback.format_exception(error)
-            this["error"] = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
-
     def _tell_the_end(self, status: str, summary: str | None, recorder: Recorder) -> None:
         seconds = self._record["attempts"][-1]["seconds"]
-        rows = [("run", str(self.directory)), ("status", f"{status}, {recorder.step} steps in {seconds:.1f} s")]
+        rows = [
+            ("run", str(self.directory)),
+            ("status", f"{status}, {recorder.step} steps in {seconds:.1f} s"),
+        ]
         if summary:
             rows.append(("error", summary.splitlines()[0][:300]))
         if recorder.latest:
@@ -434,58 +437,29 @@ def _open(
     settings: Tracking = config.section(plain, "tracking")
     root = day.project_root()
     uri = store.tracking_uri(settings.uri, root) if settings.enabled else None
-    store.flatten(plain)  # two hyperparameters with one name are refused now
-    trainer = plain.get("trainer") if isinstance(plain.get("trainer"), dict) else {}
-    monitor = monitor or trainer.get("monitor")
-    experiment = settings.experiment or _default_experiment(plain, data)
+    keys.flatten(plain)  # two hyperparameters with one name are refused now
     if uri is not None and ranks.is_main():
-        store.check_experiment(uri, experiment)
+        store.check_experiment(uri, experiment_name(settings, plain, data))
 
-    hydra = _hydra()
-    directory, moment = _directory(run_dir, hydra, settings, root)
-    day_tag = _day_of(directory, config.outputs_directory(settings, root), moment)
-    files = RunFiles(directory, day_tag)
-    record = {
-        "format": "daypoint/run/1",
-        "uid": secrets.token_hex(8),
-        "day": day_tag,
-        "name": settings.name or _default_name(directory, day_tag, moment, plain, hydra),
-        "started": moment.isoformat(),
-        "started_ms": int(moment.timestamp() * 1000),
-        "timezone": settings.timezone,
-        "status": "RUNNING",
-        "host": socket.gethostname(),
-        "user": _user(),
-        "device": str(trainer.get("device") or "cpu"),
-        "root": str(root),
-        "experiment": experiment,
-        "tracking_uri": uri,
-        "artifact_root": store.artifact_root(uri, root) if uri is not None else None,
-        "tags": settings.tags or {},
-        "config_sha256": identity.config_sha256(plain),
-        "config": identity.redact(plain),
-        "git": identity.git_state(root),
-        "versions": identity.versions(),
-        "data": _describe(data),
-        "monitor": {"metric": monitor, "mode": mode or trainer.get("mode") or _mode(monitor)} if monitor else None,
-        "keep": keep if keep is not None else trainer.get("keep"),
-        "sweep": _sweep(hydra, directory),
-        "attempts": [
-            {
-                "number": 1,
-                "status": "RUNNING",
-                "started": moment.isoformat(),
-                "ended": None,
-                "seconds": None,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "argv": identity.redact_overrides(sys.argv),
-                "overrides": identity.redact_overrides(list(hydra.overrides.task) if hydra else []),
-                "from_step": 0,
-                "error": None,
-            }
-        ],
-    }
+    job = hydra_app.current_job()
+    directory, moment = _directory(run_dir, job, settings, root)
+    trainer = plain.get("trainer")
+    trainer = trainer if isinstance(trainer, dict) else {}
+    record = new_record(
+        directory=directory,
+        moment=moment,
+        settings=settings,
+        plain=plain,
+        job=job,
+        root=root,
+        uri=uri,
+        data=data,
+        monitor=monitor or trainer.get("monitor"),
+        mode=mode or trainer.get("mode"),
+        keep=keep if keep is not None else trainer.get("keep"),
+        device=trainer.get("device"),
+    )
+    files = RunFiles(directory, record["day"])
     console = RunConsole(quiet or not ranks.is_main())
     if not ranks.is_main():
         return Run(record, files, settings, plain, None, None, None, console)
@@ -510,41 +484,15 @@ def _open(
     return run
 
 
-def _claim(files: RunFiles) -> Journal:
-    """Make the directory this run's own: creating the journal succeeds for one process only."""
-    try:
-        files.directory.mkdir(parents=True, exist_ok=True)
-        return Journal.create(files.journal)
-    except FileExistsError:
-        raise RunError(
-            f"{files.directory}: this directory holds a run already; leave run_dir and hydra.run.dir alone to get a new one"
-        ) from None
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or files.directory}: cannot write the run directory: {error.strerror}; "
-            "set tracking.outputs to a directory that can be written"
-        ) from error
-
-
-def _hydra() -> Any:
-    """Hydra's own settings for this job; None when Hydra does not run this program."""
-    if "hydra" not in sys.modules:
-        return None
-    from hydra.core.hydra_config import HydraConfig
-
-    return HydraConfig.get() if HydraConfig.initialized() else None
-
-
 def _directory(
-    run_dir: str | os.PathLike[str] | None, hydra: Any, settings: Tracking, root: Path
+    run_dir: str | os.PathLike[str] | None, job: HydraJob | None, settings: Tracking, root: Path
 ) -> tuple[Path, datetime]:
     """The run directory and the one instant that is the run's start."""
     moment = day.now(settings.timezone)
     if run_dir is not None:
         return Path(run_dir).expanduser().absolute(), moment
-    if hydra is not None:
-        directory = Path(hydra.runtime.output_dir)
-        return directory, config.claimed_at(directory) or moment
+    if job is not None:
+        return job.directory, hydra_app.claimed_at(job.directory) or moment
     if not ranks.is_main():
         return Path(ranks.agree("run", "")), moment
     directory = day.claim(config.outputs_directory(settings, root), moment)
@@ -552,71 +500,21 @@ def _directory(
     return directory, moment
 
 
-def _day_of(directory: Path, outputs: Path, moment: datetime) -> str:
-    """A run under a day's directory belongs to that day, also a job that a sweep starts after midnight."""
-    if directory.is_relative_to(outputs):
-        first = directory.relative_to(outputs).parts[:1]
-        if first and len(first[0]) == 8 and first[0].isdigit():
-            return first[0]
-    return day.tag(moment)
-
-
-def _default_experiment(plain: Mapping[str, Any], data: Any) -> str:
-    section = plain.get("data")
-    name = getattr(data, "name", None) or (section.get("name") if isinstance(section, dict) else None)
-    if name:
-        return str(name)
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(script).stem if script else day.project_root().name
-
-
-def _default_name(directory: Path, day_tag: str, moment: datetime, plain: Mapping[str, Any], hydra: Any) -> str:
-    """Such as `20260328-141502 mlp-adamw`; a job of a sweep has its number and what sets it apart."""
-    parts = [_kind(plain.get(group), hydra, group) for group in ("model", "optimizer")]
-    what = "-".join(part for part in parts if part)
-    sweep = _sweep(hydra, directory)
-    if sweep is None:
-        return f"{day_tag}-{moment:%H%M%S} {what}".strip()
-    when = Path(sweep["directory"]).name.removeprefix("sweep-").partition("-")[0]
-    overrides = ",".join(identity.redact_overrides(list(hydra.overrides.task)))
-    return f"{day_tag}-{when}/{sweep['job']} {overrides or what}"[:250]
-
-
-def _kind(section: Any, hydra: Any, group: str) -> str | None:
-    choice = hydra.runtime.choices.get(group) if hydra is not None else None
-    if choice:
-        return str(choice)
-    if isinstance(section, dict) and isinstance(section.get("_target_"), str):
-        return section["_target_"].rpartition(".")[2].lower()
-    return section if isinstance(section, str) else None
-
-
-def _sweep(hydra: Any, directory: Path) -> dict[str, Any] | None:
-    if hydra is None or getattr(hydra.mode, "name", hydra.mode) != "MULTIRUN":
-        return None
-    return {"directory": str(directory.parent), "job": int(hydra.job.num)}
-
-
-def _mode(metric: str) -> str:
-    return "min" if any(word in metric.lower() for word in ("loss", "error")) else "max"
-
-
-def _describe(data: Any) -> dict[str, Any] | None:
-    if data is None:
-        return None
-    return {
-        "name": str(data.name),
-        "rows": int(data.rows),
-        "fingerprint": data.fingerprint(),
-        "source": str(getattr(data, "source", data.name)),
-    }
-
-
-def _user() -> str | None:
+def _claim(files: RunFiles) -> Journal:
+    """Make the directory this run's own: creating the journal succeeds for one process only."""
     try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return None  # a container without an account for this uid
+        files.directory.mkdir(parents=True, exist_ok=True)
+        return Journal.create(files.journal)
+    except FileExistsError:
+        raise RunError(
+            f"{files.directory}: this directory holds a run already; "
+            "leave run_dir and hydra.run.dir alone to get a new one"
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or files.directory}: cannot write the run directory: {error.strerror}; "
+            "set tracking.outputs to a directory that can be written"
+        ) from error
 
 
 def _yaml(plain: Mapping[str, Any]) -> bytes:

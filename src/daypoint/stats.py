@@ -1,12 +1,12 @@
 """Running statistics of one metric, a value at a time: count, mean, variance, min, max.
 
-Nothing is kept but eight numbers, and a mean of 1e9 does not swallow a variance of 1e-3, as a sum of squares would.
-This module refuses to know what a metric is called, when an epoch ends, or how a number is written down.
-One number: an update takes 0.25 µs.
+Seven numbers are kept, whatever the count, and a mean of 1e9 does not swallow a variance of 1, as it does in
+a sum of squares. This module refuses to know what a metric is called, when an epoch ends, or how a number is
+written. One number: an update takes a quarter of a microsecond.
 
-Sources: B. P. Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4 (3),
-1962, for `update`; T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing
-sample variances", Stanford STAN-CS-79-773, 1979, for `merge`.
+`update` is B. P. Welford, "Note on a method for calculating corrected sums of squares and products",
+Technometrics 4 (3), 1962. `merge` is T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a
+pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773, 1979.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["RunningStats"]
 
 
 class RunningStats:
-    """Statistics of the values seen so far. NaN and infinities are counted, and kept out of everything but `last`."""
+    """Statistics of the values seen so far. NaN and infinities are counted and change only `last`."""
 
     __slots__ = ("_mean", "_squares", "count", "last", "max", "min", "nonfinite")
 

@@ -39,7 +39,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"trainer.device: expected auto, cpu, cuda, cuda:N or mps, found {name!r}") from None
+        raise ConfigError(
+            f"trainer.device: expected auto, cpu, cuda, cuda:N or mps, found {name!r}"
+        ) from None
     there = {"cpu": True, "cuda": has_cuda, "mps": has_mps}.get(device.type, False)
     if not there or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(f"trainer.device: {name!r} is not there on this machine; use trainer.device=auto")

@@ -1,0 +1,199 @@
+"""Hydra: the dated run directory, the check before anything is written, and what Hydra knows about this job.
+
+`register_configs()` puts into Hydra's ConfigStore the config `daypoint` and the schemas of `tracking` and `trainer`, so that a misspelt key
+or a wrong type fails while Hydra composes; what Hydra cannot see, the pre-flight check says. Both come before any directory is made.
+This is the only module that imports hydra, inside functions. One number: one directory a process, claimed when Hydra first asks for it.
+Why it sits in Hydra as it does: docs/decisions/0003-hydra.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from daypoint import day, ranks
+from daypoint.config import SCHEMAS, check, outputs_directory, section
+from daypoint.errors import ConfigError
+
+SWEEP_VARIABLE = "DAYPOINT_SWEEP_DIR"
+"""Tells the job processes of a sweep which directory the sweep's own process has claimed."""
+
+
+@dataclass(frozen=True)
+class HydraJob:
+    """What Hydra knows about the job that runs now.
+
+    Attributes:
+        directory: its output directory, absolute.
+        overrides: what was given on the command line, as given.
+        choices: the member chosen in each config group.
+        sweep_job: its number in a sweep; None in a single run.
+    """
+
+    directory: Path
+    overrides: list[str]
+    choices: dict[str, str]
+    sweep_job: int | None
+
+
+def current_job() -> HydraJob | None:
+    """The job that Hydra runs in this process now; None when Hydra does not run this program."""
+    if "hydra" not in sys.modules:
+        return None
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    if not HydraConfig.initialized():
+        return None
+    hydra = HydraConfig.get()
+    return HydraJob(
+        directory=Path(hydra.runtime.output_dir),
+        overrides=list(hydra.overrides.task),
+        choices={str(group): str(member) for group, member in hydra.runtime.choices.items()},
+        sweep_job=int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None,
+    )
+
+
+def register_configs() -> None:
+    """Make daypoint's config known to Hydra; call it once, before `@hydra.main` runs. Idempotent.
+
+    Afterwards `defaults: [daypoint, tracking: schema, ...]` in a primary config gives it the dated run directory, the pre-flight
+    check and the typed `tracking` section. `conf/tracking/*.yaml` and `conf/trainer/*.yaml` can build on the schemas.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
+    OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
+    store = ConfigStore.instance()
+    for group, schema in SCHEMAS.items():
+        store.store(group=group, name="schema", node=schema, provider="daypoint")
+    store.store(
+        name="daypoint",
+        package="_global_",
+        provider="daypoint",
+        node={
+            "hydra": {
+                "run": {"dir": "${daypoint.run_dir:}"},
+                "sweep": {"dir": "${daypoint.sweep_dir:}", "subdir": "${hydra:job.num}"},
+                # run.json and config_DAY.yaml hold what .hydra/ would, with the secrets left out.
+                "output_subdir": None,
+                "job": {"chdir": False},
+                # The log file appears with the first line that goes into it.
+                "job_logging": {"handlers": {"file": {"delay": True}}},
+                "callbacks": {"daypoint": {"_target_": "daypoint.hydra_app.Preflight"}},
+            },
+        },
+    )
+
+
+_claimed: dict[str, Path] = {}
+_claimed_at: dict[Path, datetime] = {}
+
+
+def claimed_at(directory: Path) -> datetime | None:
+    """The instant for which this process claimed a run directory; None if it did not."""
+    return _claimed_at.get(directory)
+
+
+def _run_dir(*, _root_: DictConfig) -> str:
+    """The directory of this process's run: claimed at the first call, the same ever after."""
+    return str(_claim_once("run", _root_))
+
+
+def _sweep_dir(*, _root_: DictConfig) -> str:
+    """The directory of this sweep: claimed by the process that was started with `-m`, told to its jobs' processes."""
+    is_job = not OmegaConf.is_missing(_root_.hydra.job, "num")
+    if "sweep" not in _claimed and is_job and (told := os.environ.get(SWEEP_VARIABLE)):
+        _claimed["sweep"] = Path(told)
+    directory = _claim_once("sweep", _root_)
+    os.environ[SWEEP_VARIABLE] = str(directory)
+    return str(directory)
+
+
+def _claim_once(kind: str, root: DictConfig) -> Path:
+    if kind not in _claimed:
+        tracking = section(
+            {"tracking": OmegaConf.to_container(root.get("tracking", {}), resolve=True)}, "tracking"
+        )
+        moment = day.now(tracking.timezone)
+        if ranks.is_main():
+            directory = day.claim(outputs_directory(tracking), moment, "sweep-" if kind == "sweep" else "")
+            atexit.register(_remove_if_empty, directory)
+            ranks.agree(kind, str(directory))
+        else:
+            directory = Path(ranks.agree(kind, ""))
+        _claimed[kind] = directory
+        _claimed_at[directory] = moment
+    return _claimed[kind]
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """A program that ended before it opened a run (debug=shapes, a data file that is not there) leaves no directory."""
+    for path in (directory, directory.parent):
+        try:
+            path.rmdir()
+        except OSError:
+            return
+
+
+class Preflight:
+    """The Hydra callback that checks a config before Hydra makes a directory for it.
+
+    Hydra turns a callback's exception into a warning and goes on, but lets SystemExit through. Nothing depends on this check
+    having run: `open_run` repeats it.
+    """
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        try:
+            target = OmegaConf.to_container(config.hydra.run, resolve=False)["dir"]  # type: ignore
+            if "${" not in str(target):
+                refuse_used(Path(str(target)).absolute())
+            with _hydra_visible(config):
+                check(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None: ...
+    def on_run_end(self, config: DictConfig, **_: Any) -> None: ...
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None: ...
+    def on_job_start(self, config: DictConfig, **_: Any) -> None: ...
+    def on_job_end(self, config: DictConfig, **_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def _hydra_visible(config: DictConfig) -> Iterator[None]:
+    """Let `${hydra:...}` be resolved before Hydra has set it up; the output directory is not known yet."""
+    from hydra.core.hydra_config import HydraConfig
+
+    with read_write(seen := copy.deepcopy(config)), open_dict(seen):
+        seen.hydra.runtime.output_dir = "(the run directory)"
+    instance = HydraConfig.instance()
+    before, instance.cfg = instance.cfg, None
+    try:
+        instance.set_config(seen)
+        yield
+    finally:
+        instance.cfg = before
+
+
+def refuse_used(directory: Path) -> None:
+    """A directory that holds a run is not used for another.
+
+    Raises:
+        ConfigError: it holds a run.
+    """
+    if day.is_run(directory):
+        raise ConfigError(
+            f"{directory}: this directory holds a run already; leave hydra.run.dir alone to get a new one"
+        )

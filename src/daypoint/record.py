@@ -1,0 +1,178 @@
+"""The record of a run: builds what run.json says about who a run is, and how each attempt at it went.
+
+Reading and writing run.json is `identity`'s; this module only fills in the facts: code, versions, data, names. It asks git once.
+One number: about 30 ms, most of it git.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from daypoint import day, identity, provenance, redaction, store
+from daypoint.config import Tracking
+from daypoint.hydra_app import HydraJob
+
+
+def new_record(
+    *,
+    directory: Path,
+    moment: datetime,
+    settings: Tracking,
+    plain: Mapping[str, Any],
+    job: HydraJob | None,
+    root: Path,
+    uri: str | None,
+    data: Any = None,
+    monitor: str | None = None,
+    mode: str | None = None,
+    keep: int | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """The content of run.json at the start of a run.
+
+    Args:
+        directory: the run directory, absolute.
+        moment: the instant of the start, aware; day and name come from it.
+        plain: the resolved config.
+        job: what Hydra knows, or None.
+        uri: the MLflow store, or None when tracking is off.
+    """
+    day_tag = _day_of(directory, root / settings.outputs, moment)
+    config = redaction.redact(plain)
+    sweep = None
+    if job is not None and job.sweep_job is not None:
+        sweep = {"directory": str(directory.parent), "job": job.sweep_job}
+    return {
+        "format": identity.RUN_FORMAT,
+        "uid": secrets.token_hex(8),
+        "day": day_tag,
+        "name": settings.name or _name(day_tag, moment, plain, job, sweep),
+        "started": moment.isoformat(),
+        "started_ms": int(moment.timestamp() * 1000),
+        "timezone": settings.timezone,
+        "status": "RUNNING",
+        "host": socket.gethostname(),
+        "user": _user(),
+        "device": device,
+        "root": str(root),
+        "experiment": experiment_name(settings, plain, data),
+        "tracking_uri": uri,
+        "artifact_root": store.artifact_root(uri, root) if uri is not None else None,
+        "tags": redaction.redact(settings.tags or {}),
+        "config_sha256": identity.config_sha256(config),
+        "config": config,
+        "git": provenance.git_state(root),
+        "versions": provenance.versions(),
+        "data": _describe(data),
+        "monitor": {"metric": monitor, "mode": mode or _mode(monitor)} if monitor else None,
+        "keep": keep,
+        "sweep": sweep,
+        "attempts": [new_attempt(1, moment, job)],
+    }
+
+
+def new_attempt(number: int, moment: datetime, job: HydraJob | None, from_step: int = 0) -> dict[str, Any]:
+    """The entry of one attempt, from its start."""
+    return {
+        "number": number,
+        "status": "RUNNING",
+        "started": moment.isoformat(),
+        "ended": None,
+        "seconds": None,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "argv": redaction.redact_overrides(sys.argv),
+        "overrides": redaction.redact_overrides(job.overrides if job else []),
+        "from_step": from_step,
+        "error": None,
+    }
+
+
+def close_attempt(
+    record: dict[str, Any], status: str, moment: datetime, seconds: float, error: BaseException | None
+) -> None:
+    """Write down how the last attempt ended, in the record itself."""
+    record["status"] = status
+    attempt = record["attempts"][-1]
+    attempt.update(status=status, ended=moment.isoformat(), seconds=round(seconds, 6))
+    if error is not None:
+        attempt["error"] = {
+            "type": type(error).__name__,
+            "message": redaction.redact_text(str(error)),
+            "traceback": redaction.redact_text("".join(traceback.format_exception(error))),
+        }
+
+
+def experiment_name(settings: Tracking, plain: Mapping[str, Any], data: Any = None) -> str:
+    """The MLflow experiment: as configured, else the name of the data, else of the script."""
+    section = plain.get("data")
+    configured = section.get("name") if isinstance(section, dict) else None
+    if name := settings.experiment or getattr(data, "name", None) or configured:
+        return str(name)
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(script).stem if script else day.project_root().name
+
+
+def _day_of(directory: Path, outputs: Path, moment: datetime) -> str:
+    """A run under a day's directory belongs to that day, also a job that a sweep starts after midnight."""
+    if directory.is_relative_to(outputs):
+        first = directory.relative_to(outputs).parts[:1]
+        if first and len(first[0]) == 8 and first[0].isdigit():
+            return first[0]
+    return day.tag(moment)
+
+
+def _name(
+    day_tag: str,
+    moment: datetime,
+    plain: Mapping[str, Any],
+    job: HydraJob | None,
+    sweep: dict[str, Any] | None,
+) -> str:
+    """Such as `20260328-141502 mlp-adamw`; a job of a sweep has its number and what sets it apart."""
+    what = "-".join(part for group in ("model", "optimizer") if (part := _member(group, plain, job)))
+    if sweep is None or job is None:
+        return f"{day_tag}-{moment:%H%M%S} {what}".strip()
+    when = Path(sweep["directory"]).name.removeprefix("sweep-").partition("-")[0]
+    overrides = ",".join(redaction.redact_overrides(job.overrides))
+    return f"{day_tag}-{when}/{sweep['job']} {overrides or what}"[:250]
+
+
+def _member(group: str, plain: Mapping[str, Any], job: HydraJob | None) -> str | None:
+    if job is not None and group in job.choices:
+        return job.choices[group]
+    section = plain.get(group)
+    if isinstance(section, dict):
+        section = str(section.get("_target_", "")).rpartition(".")[2].lower()
+    return section if isinstance(section, str) and section else None
+
+
+def _mode(metric: str) -> str:
+    return "min" if any(word in metric.lower() for word in ("loss", "error")) else "max"
+
+
+def _describe(data: Any) -> dict[str, Any] | None:
+    if data is None:
+        return None
+    return {
+        "name": str(data.name),
+        "rows": int(data.rows),
+        "fingerprint": data.fingerprint(),
+        "source": str(getattr(data, "source", data.name)),
+    }
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None  # a container without an account for this uid

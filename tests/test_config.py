@@ -1,0 +1,102 @@
+"""Settings and configs: one clear message for what cannot work, plain data for what can."""
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+from daypoint import config
+from daypoint.errors import ConfigError
+
+
+def test_a_section_that_is_not_there_has_its_defaults():
+    assert config.section({}, "tracking") == config.Tracking()
+
+
+def test_a_misspelt_setting_is_named_with_the_nearest_one():
+    with pytest.raises(ConfigError, match=r"tracking\.experimnt: no such setting; did you mean tracking\.experiment\?"):
+        config.section({"tracking": {"experimnt": "x"}}, "tracking")
+
+
+def test_a_setting_of_the_wrong_type_is_named():
+    with pytest.raises(ConfigError, match=r"trainer\.epochs.*'many'"):
+        config.section({"trainer": {"epochs": "many"}}, "trainer")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        ("trainer", "epochs", -1, r"trainer\.epochs: expected a whole number >= 0, found -1"),
+        ("trainer", "accumulate", 0, r"trainer\.accumulate: expected a whole number >= 1"),
+        ("trainer", "keep", 0, r"trainer\.keep"),
+        ("trainer", "device", "gpu", r"trainer\.device: expected auto, cpu"),
+        ("trainer", "precision", "fp8", r"trainer\.precision: expected fp32, bf16 or fp16, found 'fp8'"),
+        ("trainer", "mode", "most", r"trainer\.mode"),
+        ("trainer", "clip_norm", 0.0, r"trainer\.clip_norm"),
+        ("tracking", "on_nonfinite", "ignore", r"tracking\.on_nonfinite: expected record, warn or stop"),
+        ("tracking", "wait_seconds", -1.0, r"tracking\.wait_seconds"),
+        ("tracking", "timezone", "Mars", r"tracking\.timezone"),
+        ("tracking", "experiment", "", r"tracking\.experiment: expected 1 to 500 characters, found 0"),
+        ("tracking", "experiment", "x" * 501, r"tracking\.experiment: expected 1 to 500 characters, found 501"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_its_key(section, key, value, message):
+    with pytest.raises(ConfigError, match=message):
+        config.section({section: {key: value}}, section)
+
+
+def test_a_number_given_as_experiment_name_is_text():
+    assert config.section({"tracking": {"experiment": 20240131}}, "tracking").experiment == "20240131"
+    assert config.section({"tracking": {"experiment": "мой/экс"}}, "tracking").experiment == "мой/экс"
+
+
+def test_every_missing_value_is_named_at_once():
+    with pytest.raises(ConfigError, match=r"data\.path, data\.target: expected a value, found \?\?\?"):
+        config.resolve(OmegaConf.create({"data": {"path": "???", "target": "???"}}))
+
+
+def test_an_interpolation_that_leads_nowhere_is_named():
+    with pytest.raises(ConfigError, match=r"model\.h: .*'hidden' not found"):
+        config.resolve(OmegaConf.create({"model": {"h": "${hidden}"}}))
+
+
+def test_a_resolver_is_asked_once_and_the_config_itself_holds_its_answer():
+    asked = []
+    OmegaConf.register_new_resolver("test.asked", lambda: asked.append(1) or len(asked), replace=True)
+    cfg = OmegaConf.create({"a": "${test.asked:}", "b": "${a}"})
+    plain = config.resolve(cfg)
+    n = len(asked)
+    assert plain == {"a": cfg.a, "b": cfg.b}
+    assert config.resolve(cfg) == plain
+    assert len(asked) == n
+
+
+def test_text_that_looks_like_an_interpolation_stays_text():
+    assert config.resolve(OmegaConf.create({"a": r"\${x}"})) == {"a": "${x}"}
+
+
+def test_a_key_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match=r"classes\.1: expected a key that is text"):
+        config.resolve(OmegaConf.create({"classes": {1: "a", "1": "b"}}))
+
+
+def test_values_that_are_not_plain_data_are_refused():
+    with pytest.raises(ConfigError, match=r"a\.0: .*found (bytes|PosixPath)"):
+        config.resolve(OmegaConf.create({"a": [b"x"]}))
+
+
+def test_a_plain_dict_is_as_good_as_a_hydra_config():
+    plain = config.resolve({"lr": 0.1, "layers": [1, 2], "clip": math.inf, "none": None, "deep": {"x": True}})
+    assert plain == {"lr": 0.1, "layers": [1, 2], "clip": math.inf, "none": None, "deep": {"x": True}}
+
+
+def test_fill_puts_what_was_found_where_the_config_says_null_or_auto():
+    cfg = OmegaConf.create({"data": {"input_shape": None, "task": "auto", "outputs": 10}})
+    config.fill(cfg, "data", input_shape=(1, 8, 8), task="classification", outputs=10)
+    assert cfg.data == {"input_shape": [1, 8, 8], "task": "classification", "outputs": 10}
+
+
+def test_fill_refuses_what_contradicts_the_config():
+    cfg = OmegaConf.create({"data": {"outputs": 10}})
+    with pytest.raises(ConfigError, match=r"data\.outputs: the config says 10, the data says 3"):
+        config.fill(cfg, "data", outputs=3)

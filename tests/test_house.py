@@ -1,0 +1,85 @@
+"""The plan of the house (docs/decisions/0001-rooms.md), read from the imports."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import daypoint
+
+SOURCE = Path(daypoint.__file__).parent
+ROOMS = [
+    ["errors", "files"],
+    ["scalar", "stats", "ranks", "day", "keys", "targets", "config", "hydra_app", "shapes", "packing", "tensorfile"],
+    ["journal", "redaction", "provenance", "identity", "store", "record"],
+    ["recorder", "checkpoint", "courier", "console"],
+    ["run", "model", "catalog"],
+    ["compare", "plots", "reproduce"],
+    ["cli"],
+]
+PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
+MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem != "__init__")
+FENCES = {
+    "mlflow": {"store", "courier", "model"},
+    "torch": {"scalar", "recorder", "checkpoint", "packing", "tensorfile", "model", "ranks", "shapes"},
+    "hydra": {"hydra_app", "reproduce"},
+}
+
+
+def imports(path):
+    """Every module that a file imports, at the top or inside a function, outside TYPE_CHECKING."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == "daypoint":
+                yield from (f"daypoint.{alias.name}" for alias in node.names)
+
+
+def own(path):
+    return {name.split(".")[1] for name in imports(path) if name.startswith("daypoint.")} & set(PLACE)
+
+
+def test_every_module_has_a_room():
+    assert set(MODULES) <= set(PLACE)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_downwards_or_to_the_left(module):
+    for other in own(SOURCE / f"{module}.py"):
+        assert PLACE[other] < PLACE[module], f"{module} imports {other}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "zoo").glob("*.py")), ids=lambda path: path.stem)
+def test_the_zoo_knows_errors_only(path):
+    assert own(path) <= {"errors"}
+
+
+@pytest.mark.parametrize("package", FENCES)
+def test_a_fenced_package_is_imported_only_where_it_may_be(package):
+    users = {m for m in MODULES if any(name.split(".")[0] == package for name in imports(SOURCE / f"{m}.py"))}
+    assert users <= FENCES[package]
+
+
+def test_importing_daypoint_imports_nothing_heavy():
+    script = "import daypoint, sys; print([m for m in ('torch', 'mlflow', 'hydra', 'numpy', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_training_process_never_imports_mlflow():
+    script = "import daypoint.run, daypoint.catalog, sys; print('mlflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_every_public_name_can_be_had():
+    for name in daypoint.__all__:
+        assert getattr(daypoint, name) is not None
