@@ -27,7 +27,8 @@ def main(cfg: DictConfig) -> float | None:
     criterion = instantiate(cfg.loss)
     optimizer = instantiate(cfg.optimizer, params=model.parameters())
     batches = len(data.train_loader(epoch=0))
-    daypoint.fill(cfg, "trainer", updates=cfg.trainer.epochs * -(-batches // cfg.trainer.accumulate))
+    updates = cfg.trainer.epochs * -(-batches // cfg.trainer.accumulate)
+    daypoint.fill(cfg, "trainer", device=str(device), updates=updates)
     scheduler = instantiate(cfg.scheduler, optimizer=optimizer)
     autocast, scaler = training.make_precision(cfg.trainer.precision, device)
 

@@ -20,7 +20,7 @@ ROOMS = [
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
-MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem != "__init__")
+MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
     "mlflow": {"store", "courier", "model"},
     "torch": {"scalar", "recorder", "checkpoint", "packing", "tensorfile", "model", "ranks", "shapes"},

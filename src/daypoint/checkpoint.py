@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import math
 import os
 import re
@@ -196,6 +197,7 @@ def _move_pointers(files: RunFiles) -> None:
     for name, ranked in (("last", whole), ("best", _ranked(whole))):
         pointer = files.pointer(name)
         if not ranked:
+            pointer.unlink(missing_ok=True)
             continue
         path, card = ranked[-1]
         content: dict[str, Any] = {
@@ -235,7 +237,7 @@ def verify(directory: Path, *, full: bool = True) -> list[str]:
         card = read_card(directory)
     except CheckpointError as error:
         return [str(error)]
-    return _problems(directory, card, full=full)
+    return _problems(directory, card, _uid_of_run(directory.parent.parent), full=full)
 
 
 def read_card(directory: Path) -> dict[str, Any]:
@@ -253,9 +255,7 @@ def read_card(directory: Path) -> dict[str, Any]:
     return identity.read_card(found[0])
 
 
-def _problems(directory: Path, card: Mapping[str, Any], *, full: bool) -> list[str]:
-    from daypoint.tensorfile import sha256_of
-
+def _problems(directory: Path, card: Mapping[str, Any], uid: str | None, *, full: bool) -> list[str]:
     problems = []
     expected = CheckpointFiles(directory, card["day"])
     if not expected.card.is_file():
@@ -263,7 +263,8 @@ def _problems(directory: Path, card: Mapping[str, Any], *, full: bool) -> list[s
     step = _STEP.fullmatch(directory.name)
     if step and int(step[1]) != card["step"]:
         problems.append(f"{expected.card}: the card is of step {card['step']}, the directory of step {int(step[1])}")
-    problems += _strangers(directory, expected.card, card)
+    if uid is not None and card["uid"] != uid:
+        problems.append(f"{expected.card}: the card is of run {card['uid']}, the directory of run {uid}")
     names = {path.name for path in (expected.weights, expected.state_tensors, expected.state)}
     if card["files"].keys() != names:
         problems.append(f"{expected.card}: it lists {sorted(card['files'])}, expected {sorted(names)}")
@@ -273,7 +274,7 @@ def _problems(directory: Path, card: Mapping[str, Any], *, full: bool) -> list[s
             size = path.stat().st_size
             if size != listed["bytes"]:
                 problems.append(f"{path}: expected {listed['bytes']} bytes, found {size}")
-            elif full and (found := sha256_of(path)) != listed["sha256"]:
+            elif full and (found := _sha256(path)) != listed["sha256"]:
                 problems.append(
                     f"{path}: the content has changed since it was written "
                     f"(SHA-256 {found[:12]}…, the card says {listed['sha256'][:12]}…)"
@@ -288,20 +289,22 @@ def _problems(directory: Path, card: Mapping[str, Any], *, full: bool) -> list[s
     return problems
 
 
-def _strangers(directory: Path, path: Path, card: Mapping[str, Any]) -> list[str]:
-    """Whether the card is of the run that it lies in (as far as that run can be read)."""
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _uid_of_run(directory: Path) -> str | None:
+    """None when the checkpoint was copied out of its run, or that run cannot be read: then there is nothing to compare."""
     try:
-        record = identity.read_run(directory.parent.parent)
-    except (AddressError, RunError):
-        return []
-    if record["uid"] != card["uid"]:
-        return [f"{path}: the card is of run {card['uid']}, the directory of run {record['uid']}"]
-    return []
+        return identity.read_run(directory)["uid"]
+    except (AddressError, RunError, OSError):
+        return None
 
 
 def _trusted(directory: Path, *, full: bool) -> dict[str, Any]:
     card = read_card(directory)
-    problems = _problems(directory, card, full=full)
+    problems = _problems(directory, card, _uid_of_run(directory.parent.parent), full=full)
     if problems:
         raise CheckpointError(f"not loaded, the checkpoint is damaged: {'; '.join(problems)}")
     return card
@@ -359,10 +362,8 @@ def restore(
         document = orjson.loads(paths.state.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{paths.state}: expected strict JSON: {error}") from error
-    snapshot.put_weights(model, weights, metadata, str(paths.weights))
     put = snapshot.put_back(
-        tensors,
-        document,
+        snapshot.Snapshot(weights, metadata, tensors, document),
         str(directory),
         model=model,
         optimizer=optimizer,
@@ -393,7 +394,7 @@ def latest(files: RunFiles, *, full: bool = True) -> Found:
     skipped = []
     found: Path | None = None
     for path, card in reversed(whole):
-        problems = _problems(path, card, full=full)
+        problems = _problems(path, card, None, full=True) if full else []
         if not problems:
             found = path
             break
@@ -408,7 +409,7 @@ def best(files: RunFiles, *, full: bool = False) -> Path | None:
     NaN never wins, and of two equal values the later one does.
     """
     for path, card in reversed(_ranked(history(files))):
-        if not full or not _problems(path, card, full=True):
+        if not full or not _problems(path, card, None, full=True):
             return path
     return None
 
@@ -445,6 +446,7 @@ def prune(files: RunFiles, keep_last: int | None, keep_best: int | None) -> list
 def _look(files: RunFiles) -> tuple[list[tuple[Path, dict[str, Any]]], list[tuple[Path, list[str]]]]:
     """The whole checkpoints in order, and the damaged ones with what is wrong with them."""
     whole, damaged = [], []
+    uid = _uid_of_run(files.directory)
     paths = files.checkpoints.iterdir() if files.checkpoints.is_dir() else ()
     for path in sorted(path for path in paths if _STEP.fullmatch(path.name) and path.is_dir()):
         try:
@@ -452,7 +454,7 @@ def _look(files: RunFiles) -> tuple[list[tuple[Path, dict[str, Any]]], list[tupl
         except CheckpointError as error:
             damaged.append((path, [str(error)]))
             continue
-        if problems := _problems(path, card, full=False):
+        if problems := _problems(path, card, uid, full=False):
             damaged.append((path, problems))
         else:
             whole.append((path, card))

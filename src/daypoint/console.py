@@ -120,8 +120,9 @@ class RunConsole:
         self._out.print()
         for label, text in rows:
             self._out.print(Text.assemble((f"{label:<11}", "bold"), text))
+        if not (commands := list(commands)):
+            return
         self._out.print(Text("next", "bold"))
-        commands = list(commands)
         width = max(len(command) for command, _ in commands)
         for command, what in commands:
             self._out.print(Text.assemble("  ", (f"{command:<{width}}", "cyan"), ("   # " + what, "dim")))

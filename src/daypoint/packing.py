@@ -23,7 +23,7 @@ import torch
 
 from daypoint.errors import CheckpointError
 from daypoint.files import SAFE_INTEGER
-from daypoint.tensorfile import NATIVE
+from daypoint.tensorfile import NATIVE, as_bytes
 
 _DEEPEST = 100
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -141,7 +141,7 @@ class _Packer:
             return {"torch.device": str(value)}
         if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
             code = value.dtype.str
-            if value.dtype.hasobject or np.dtype(code) != value.dtype:
+            if value.dtype.hasobject or not value.dtype.itemsize or np.dtype(code) != value.dtype:
                 _refuse(where, f"numpy data of dtype {value.dtype}", "store its parts as arrays of numbers")
             if kind is not np.ndarray:
                 return {"scalar": _base64(value.tobytes()), "dtype": code}
@@ -159,7 +159,7 @@ class _Packer:
             if plain.dtype in NATIVE:
                 mark: dict[str, Any] = {"tensor": self.add(where, plain)}
             else:
-                name = self.add(where, plain.reshape(-1).view(torch.uint8))
+                name = self.add(where, as_bytes(plain))
                 mark = {
                     "tensor": name,
                     "dtype": str(plain.dtype).removeprefix("torch."),
@@ -208,7 +208,7 @@ class _Unpacker:
             return [self.unpack(item) for item in value]
         if not isinstance(value, dict):
             return value
-        tag = next(iter(value))
+        tag = next(iter(value), "nothing")
         return self.readers[tag](value[tag], value)
 
     def pairs(self, value: Any) -> list[tuple[Any, Any]]:
@@ -224,7 +224,7 @@ class _Unpacker:
 
     def array(self, name: str, mark: dict[str, Any]) -> np.ndarray:
         content = self.tensors[name].numpy().tobytes()
-        return np.frombuffer(content, mark["dtype"]).reshape(mark["shape"]).copy()
+        return np.ndarray(mark["shape"], mark["dtype"], content).copy()
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -35,7 +35,7 @@ from daypoint.hydra_app import HydraJob
 from daypoint.journal import Journal
 from daypoint.record import close_attempt, experiment_name, new_record
 from daypoint.recorder import Recorder, now_ms
-from daypoint.scalar import to_py
+from daypoint.scalar import to_py, to_step
 
 
 class Terminated(SystemExit):
@@ -137,8 +137,9 @@ class Run:
         elif named:
             metrics = {**metrics, **named}
         if self._recorder is None:
-            self._silent_step += 1
-            return {name: to_py(value, name, batch_size=batch_size) for name, value in metrics.items()}
+            values = {name: to_py(value, name, batch_size=batch_size) for name, value in metrics.items()}
+            self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
+            return values
         values = self._recorder.log(metrics, step, batch_size)
         self._console.step(self._recorder.steps_in_epoch, values)
         return values
@@ -336,7 +337,7 @@ class Run:
             (f"daypoint ls {self.day}", "the runs of this day"),
             ("daypoint ui", "compare the days in MLflow"),
         ]
-        self._console.closing(rows, commands)
+        self._console.closing(rows, commands if self._record["sweep"] is None else ())
 
     def _deliver(self) -> str:
         """Wait, with a bound, until MLflow has everything; what to print about it."""

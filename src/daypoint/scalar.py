@@ -322,7 +322,7 @@ def _found(x: Any) -> str:
     if x is None:
         return "None"
     kind, shape = _kind(x), _shape(x)
-    text = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    text = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
     if isinstance(x, (str, bytes, numbers.Number)) and not shape:
         text += f" {str(x) if shape == () else repr(x):.40}"
     dtype, layout, device = (_attribute(x, name) for name in ("dtype", "layout", "device"))

@@ -44,7 +44,7 @@ class Snapshot:
     metadata: dict[str, str]
     tensors: dict[str, torch.Tensor]
     document: Any
-    device: str
+    device: str | None = None
 
 
 def take(
@@ -145,8 +145,7 @@ class Restored:
 
 
 def put_back(
-    tensors: dict[str, torch.Tensor],
-    document: Any,
+    saved: Snapshot,
     where: str,
     *,
     model: torch.nn.Module,
@@ -154,32 +153,33 @@ def put_back(
     scheduler: Any = None,
     scaler: Any = None,
 ) -> Restored:
-    """Put everything but the weights back into a training that was built anew.
+    """Put a snapshot back into a training that was built anew.
 
     Raises:
-        CheckpointError: an object is of another kind than the one that was saved, its parameters are others, or the
-            checkpoint has none of that kind.
+        CheckpointError: the weights do not fit, an object is of another kind than the one that was saved, its
+            parameters are others, or the snapshot has none of that kind.
     """
-    state = unpack(tensors, document, where)
+    state = unpack(saved.tensors, saved.document, where)
     parameters = [(_clean(name, _wrappers(model)), parameter) for name, parameter in model.named_parameters()]
     targets = {"scheduler": scheduler, "optimizer": optimizer, "scaler": scaler}
     for role, target in targets.items():
         if target is not None:
             _check(role, target, state.get(role), parameters, where)
+    put_weights(model, saved.weights, saved.metadata, where)
     overridden: dict[str, tuple[Any, Any]] = {}
     # The scheduler before the optimizer, as torch documents it: the optimizer's own learning rate has the last word.
     for role, target in targets.items():
         if target is None:
             continue
-        saved = state[role]["state"]
+        content = state[role]["state"]
         if role == "optimizer":
-            overridden = _overridden(optimizer, saved)
+            overridden = _overridden(optimizer, content)
         try:
-            target.load_state_dict(saved)
+            target.load_state_dict(content)
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{where}: the {role} does not take its saved state: {error}") from error
         if role == "optimizer":
-            _undo_casts(optimizer, saved)
+            _undo_casts(optimizer, content)
     gradients = state.get("gradients", {})
     for name, parameter in parameters:
         if name in gradients:

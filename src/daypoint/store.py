@@ -8,6 +8,7 @@ One number: the tables are made in 1.3 s. MLflow alone needs 5.6 s on a disk, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import logging
@@ -164,7 +165,7 @@ def check_experiment(uri: str, name: str) -> None:
     for number, stage, location in found:
         if stage == "deleted":
             raise StoreError(deleted_experiment(uri, name, number))
-        if str(location).startswith("/") and not Path(location).parents[1].exists():
+        if str(location).startswith("/") and not Path(location).parent.parent.exists():
             raise StoreError(
                 f"experiment {name!r}: expected its artifacts under {location}, found nothing there (was the project "
                 f"moved?); move the store away, `mv {path} {path}.moved`, and fill a new one from the runs themselves, "
@@ -235,19 +236,19 @@ def prepare(uri: str) -> None:
             if path is not None:
                 if not path.exists() or path.stat().st_size == 0:
                     _create(path)
-                # MLflow itself would try for 102 seconds to open what cannot be opened.
-                with open(path, "r+b"):
-                    pass
+                if not os.access(path, os.R_OK | os.W_OK):  # MLflow would try for 102 seconds
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             _first_contact(uri)
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or lock}: the MLflow store cannot be written: {error.strerror}; set tracking.uri to a place "
-            "that can be"
-        ) from error
     except Timeout:
         raise StoreError(
-            f"{lock}: another process has been preparing the MLflow store for two minutes; look at it, then try again"
+            f"{lock}: another process has been preparing the MLflow store for two minutes; "
+            "look at it, then try again"
         ) from None
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or lock}: the MLflow store cannot be written: {error.strerror}; "
+            "set tracking.uri to a place that can be"
+        ) from error
 
 
 def _first_contact(uri: str) -> None:

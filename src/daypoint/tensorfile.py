@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ NATIVE = {
 }
 """The dtypes that every safetensors since 0.5 can hold."""
 
-_CHUNK_BYTES = 4 * 2**20
+_WORTH_A_THREAD_BYTES = 2**20
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -69,24 +70,37 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         }
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return write_bytes(path, [len(text).to_bytes(8, "little"), text], (raw_bytes(tensor) for _, tensor in order))
+    return write_bytes(path, [len(text).to_bytes(8, "little"), text, *(as_bytes(tensor).numpy() for _, tensor in order)])
 
 
-def write_bytes(path: Path, *pieces: Iterable[Any]) -> dict[str, Any]:
+def write_bytes(path: Path, buffers: Sequence[Any]) -> dict[str, Any]:
     """Write a new file from buffers; it is on disk when this returns. Returns and raises as `write_tensors`."""
-    digest = hashlib.sha256()
-    size = 0
+    views = [memoryview(buffer) for buffer in buffers]
+    size = sum(len(view) for view in views)
+    if size < _WORTH_A_THREAD_BYTES:
+        _write(path, views)
+        return {"bytes": size, "sha256": _sha256(views)}
+    # Hashing takes as long as a fast disk; both leave the interpreter to others, so they can go on side by side.
+    with ThreadPoolExecutor(1, thread_name_prefix="daypoint-hash") as pool:
+        digest = pool.submit(_sha256, views)
+        _write(path, views)
+        return {"bytes": size, "sha256": digest.result()}
+
+
+def _write(path: Path, views: list[memoryview]) -> None:
     with open(path, "xb", buffering=0) as file:
-        for piece in (buffer for group in pieces for buffer in group):
-            view = memoryview(piece)
+        for view in views:
             while view:
                 # A full disk shows as a short write first; the next one raises.
-                written = file.write(view[:_CHUNK_BYTES])
-                digest.update(view[:written])
-                view = view[written:]
-                size += written
+                view = view[file.write(view) :]
         os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _sha256(views: list[memoryview]) -> str:
+    digest = hashlib.sha256()
+    for view in views:
+        digest.update(view)
+    return digest.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -103,12 +117,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         raise CheckpointError(f"{path}: expected a safetensors file, found {error}") from error
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, not copied."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous CPU tensor as a flat uint8 tensor, not copied."""
+    # Not reshape(-1): a tensor of one element counts as contiguous whatever its stride, and keeps that stride.
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)

@@ -1,0 +1,354 @@
+"""Opening, recording and ending a run, without Hydra and without MLflow."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import orjson
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import daypoint
+from daypoint import files, identity, journal
+from daypoint.errors import ConfigError, RunError, ScalarError
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    """A config that keeps everything inside the test's own directory, and MLflow out of it."""
+    return {"lr": 0.1, "tracking": {"enabled": False, "outputs": str(tmp_path / "outputs")}}
+
+
+def events(run, kind):
+    return [e for e in journal.read(run.directory / "journal.jsonl").events if e["event"] == kind]
+
+
+def train_log(run):
+    return orjson.loads((run.directory / f"train_log_{run.day}.json").read_bytes())
+
+
+def test_a_run_leaves_the_layout_that_is_promised(cfg):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with daypoint.open_run(cfg, monitor="loss") as run:
+        for _ in run.epochs(2):
+            for loss in (3.0, 1.0):
+                run.log(loss=loss)
+            run.save(model=model, optimizer=optimizer)
+    day = run.day
+    found = {str(p.relative_to(run.directory)) for p in run.directory.rglob("*") if p.is_file()}
+    checkpoint = {f"model_{day}.safetensors", f"model_{day}.json", f"state_{day}.safetensors", f"state_{day}.state.json"}
+    assert found == {
+        "run.json",
+        f"config_{day}.yaml",
+        "journal.jsonl",
+        f"train_log_{day}.json",
+        "checkpoints/last.json",
+        "checkpoints/best.json",
+        *(f"checkpoints/{step}/{name}" for step in ("step000002", "step000004") for name in checkpoint),
+    }
+
+
+def test_every_batch_is_in_the_journal_with_its_step_epoch_and_time(cfg):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(2):
+            for loss in (1.0, 2.0):
+                run.log(loss=loss)
+    batches = events(run, "batch")
+    assert [(b["step"], b["epoch"], b["metrics"]) for b in batches] == [
+        (0, 0, {"loss": 1.0}),
+        (1, 0, {"loss": 2.0}),
+        (2, 1, {"loss": 1.0}),
+        (3, 1, {"loss": 2.0}),
+    ]
+    times = [b["time"] for b in batches]
+    assert times == sorted(times)
+    assert identity.read_run(run.directory)["started_ms"] <= times[0]
+
+
+def test_the_train_log_has_count_mean_variance_min_and_max_of_each_epoch(cfg):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1):
+            for loss in (1.0, 2.0, 6.0):
+                run.log(loss=loss)
+            run.log_epoch({"val/accuracy": 0.5})
+    (epoch,) = train_log(run)["epochs"]
+    assert epoch["stats"]["loss"] == {
+        "count": 3,
+        "nonfinite": 0,
+        "mean": 3.0,
+        "variance": pytest.approx(14 / 3),
+        "min": 1.0,
+        "max": 6.0,
+        "last": 6.0,
+    }
+    assert epoch["metrics"] == {"val/accuracy": 0.5}
+    assert (epoch["epoch"], epoch["first_step"], epoch["steps"], epoch["complete"]) == (0, 0, 3, True)
+
+
+def test_log_gives_back_plain_numbers(cfg):
+    with daypoint.open_run(cfg) as run:
+        values = run.log({"a": torch.tensor(1.25, requires_grad=True), "b": torch.tensor(3)}, c=True)
+    assert values == {"a": 1.25, "b": 3, "c": True}
+    assert [type(v) for v in values.values()] == [float, int, bool]
+
+
+def test_a_refused_value_leaves_nothing_of_its_call(cfg):
+    with daypoint.open_run(cfg) as run:
+        run.log(loss=1.0)
+        with pytest.raises(ScalarError, match=r"step 1: acc: .*\(1,\)"):
+            run.log(loss=2.0, acc=torch.tensor([0.5]))
+        run.log(loss=3.0)
+    assert [b["metrics"] for b in events(run, "batch")] == [{"loss": 1.0}, {"loss": 3.0}]
+    assert [b["step"] for b in events(run, "batch")] == [0, 1]
+
+
+@pytest.mark.parametrize("step", [5, torch.tensor(5), __import__("numpy").int64(5)])
+def test_a_step_becomes_an_exact_int_and_the_next_one_follows(cfg, step):
+    with daypoint.open_run(cfg) as run:
+        run.log(loss=1.0, step=step)
+        run.log(loss=2.0)
+    steps = [b["step"] for b in events(run, "batch")]
+    assert steps == [5, 6]
+    assert {type(s) for s in steps} == {int}
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "3", torch.tensor([3])])
+def test_what_is_no_step_is_refused(cfg, step):
+    with daypoint.open_run(cfg) as run, pytest.raises(ScalarError, match="step"):
+        run.log(loss=1.0, step=step)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, 3])
+def test_a_metric_name_that_mlflow_cannot_hold_is_refused_at_once(cfg, name):
+    with daypoint.open_run(cfg) as run, pytest.raises(ScalarError, match=r"name|character"):
+        run.log({name: 1.0})
+
+
+def test_no_metrics_is_an_error(cfg):
+    with daypoint.open_run(cfg) as run, pytest.raises(ScalarError, match="at least one metric"):
+        run.log()
+
+
+def test_nan_is_recorded_and_said_once(cfg, capsys):
+    with daypoint.open_run(cfg) as run:
+        for value in (1.0, math.nan, math.inf, math.nan):
+            run.log(loss=value)
+    assert [str(b["metrics"]["loss"]) for b in events(run, "batch")] == ["1.0", "nan", "inf", "nan"]
+    assert capsys.readouterr().err.count("loss is nan at step 1") == 1
+    assert [n["text"] for n in events(run, "notice")] == ["loss is nan at step 1"]
+
+
+def test_nan_can_stop_the_run_after_it_is_recorded(cfg):
+    cfg["tracking"]["on_nonfinite"] = "stop"
+    with pytest.raises(RunError, match=r"loss: nan at step 0"), daypoint.open_run(cfg) as run:
+        run.log(loss=math.nan)
+    assert math.isnan(events(run, "batch")[0]["metrics"]["loss"])
+    assert identity.read_run(run.directory)["status"] == "FAILED"
+
+
+@pytest.mark.parametrize("policy", ["record", "warn"])
+def test_nan_in_validation_obeys_the_same_policy(cfg, policy, capsys):
+    cfg["tracking"]["on_nonfinite"] = policy
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1):
+            run.log_epoch({"val/loss": math.nan})
+    assert ("val/loss is nan" in capsys.readouterr().err) == (policy == "warn")
+    assert train_log(run)["epochs"][0]["metrics"] == {"val/loss": "NaN"}
+
+
+def test_every_file_is_strict_json(cfg):
+    def refuse(name):
+        raise AssertionError(name)
+
+    with daypoint.open_run({**cfg, "clip": math.inf}) as run:
+        for _ in run.epochs(1):
+            run.log(loss=math.nan, big=2**70)
+    for path in (*run.directory.glob("*.json"), *run.directory.glob("*.jsonl")):
+        for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(text, parse_constant=refuse)
+    assert identity.read_run(run.directory)["config"]["clip"] == math.inf
+
+
+def test_the_config_file_reads_back_as_the_same_data(cfg):
+    given = {**cfg, "text": "${not.a.reference}", "lr": 1e-5, "none": None, "clip": math.inf, "on": "yes", "time": "12:30:45"}
+    with daypoint.open_run(OmegaConf.create({**given, "text": r"\${not.a.reference}"})) as run:
+        pass
+    loaded = OmegaConf.to_container(OmegaConf.load(run.directory / f"config_{run.day}.yaml"), resolve=True)
+    assert loaded == given
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "raised"),
+    [
+        (lambda: None, "FINISHED", None),
+        (lambda: sys.exit(0), "FINISHED", SystemExit),
+        (lambda: sys.exit(3), "FAILED", SystemExit),
+        (lambda: 1 / 0, "FAILED", ZeroDivisionError),
+        (lambda: signal.raise_signal(signal.SIGINT), "KILLED", KeyboardInterrupt),
+        (lambda: signal.raise_signal(signal.SIGTERM), "KILLED", SystemExit),
+    ],
+    ids=["end", "exit0", "exit3", "exception", "sigint", "sigterm"],
+)
+def test_each_ending_has_its_status(cfg, ending, status, raised):
+    try:
+        with daypoint.open_run(cfg) as run:
+            for _ in run.epochs(3):
+                run.log(loss=1.0)
+                ending()
+    except BaseException as error:
+        assert raised is not None
+        assert isinstance(error, raised)
+    record = identity.read_run(run.directory)
+    (attempt,) = record["attempts"]
+    assert (record["status"], attempt["status"]) == (status, status)
+    assert attempt["ended"] is not None
+    assert attempt["seconds"] >= 0
+    (end,) = events(run, "end")
+    assert end["status"] == status
+    if raised is ZeroDivisionError:
+        assert attempt["error"]["type"] == "ZeroDivisionError"
+        assert "1 / 0" in attempt["error"]["traceback"]
+    if raised is not None:
+        assert train_log(run)["epochs"][0]["complete"] is False
+        assert train_log(run)["epochs"][0]["stats"]["loss"]["count"] == 1
+
+
+def test_sigterm_ends_with_the_exit_code_of_the_shell(cfg):
+    with pytest.raises(SystemExit) as caught, daypoint.open_run(cfg):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_users_own_is_left_alone(cfg):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    try:
+        with daypoint.open_run(cfg):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [1]
+
+
+def test_an_epoch_left_by_break_is_closed_and_marked(cfg):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(5):
+            run.log(loss=1.0)
+            break
+        run.log(loss=9.0)
+    (epoch,) = train_log(run)["epochs"]
+    assert epoch["complete"] is False
+    assert epoch["stats"]["loss"]["max"] == 1.0
+    assert events(run, "batch")[-1]["epoch"] is None
+
+
+def test_one_epoch_at_a_time(cfg):
+    with pytest.raises(RunError, match="epoch 1: epoch 0 is still open"), daypoint.open_run(cfg) as run:
+        with run.epoch(0), run.epoch(1):
+            pass
+
+
+def test_logging_after_the_end_is_a_clear_error(cfg):
+    with daypoint.open_run(cfg) as run:
+        pass
+    with pytest.raises(RunError, match="it has ended"):
+        run.log(loss=1.0)
+
+
+def test_a_directory_that_holds_a_run_is_refused(cfg, tmp_path):
+    with daypoint.open_run(cfg, run_dir=tmp_path / "mine") as run:
+        run.log(loss=1.0)
+    before = {path: path.read_bytes() for path in run.directory.iterdir() if path.is_file()}
+    with pytest.raises(RunError, match="holds a run already"), daypoint.open_run(cfg, run_dir=tmp_path / "mine"):
+        pass
+    assert {path: path.read_bytes() for path in run.directory.iterdir() if path.is_file()} == before
+
+
+def test_two_hyperparameters_with_one_name_are_refused_before_anything_is_written(cfg, tmp_path):
+    with pytest.raises(ConfigError, match=r"a\.b"), daypoint.open_run({**cfg, "a.b": 1, "a": {"b": 2}}):
+        pass
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_misspelt_tracking_key_is_refused_before_anything_is_written(cfg, tmp_path):
+    cfg["tracking"]["experimnt"] = "x"
+    with pytest.raises(ConfigError, match=r"did you mean tracking\.experiment"), daypoint.open_run(cfg):
+        pass
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_file_store_is_refused_with_the_uri_to_use_instead(cfg, tmp_path):
+    cfg["tracking"] |= {"enabled": True, "uri": "./mlruns"}
+    with pytest.raises(ConfigError, match=r"sqlite:///"), daypoint.open_run(cfg):
+        pass
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_secret_reaches_no_file(cfg):
+    with daypoint.open_run({**cfg, "db": {"password": "TOPSECRET"}, "url": "http://me:TOPSECRET@host/x"}) as run:
+        pass
+    for path in run.directory.rglob("*"):
+        if path.is_file():
+            assert b"TOPSECRET" not in path.read_bytes()
+
+
+def test_a_worker_process_that_logs_is_told_so_and_writes_nothing(cfg):
+    with daypoint.open_run(cfg) as run:
+        run.log(loss=1.0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run.log(loss=2.0)
+            except RunError as error:
+                code = 0 if "DataLoader worker" in str(error) else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(events(run, "batch")) == 1
+
+
+def test_another_rank_than_0_checks_its_values_and_writes_nothing(cfg, monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "1")
+    directory = tmp_path / "shared"
+    with daypoint.open_run(cfg, run_dir=directory) as run:
+        assert not run.is_main
+        for _ in run.epochs(1):
+            assert run.log(loss=torch.tensor(1.5)) == {"loss": 1.5}
+            with pytest.raises(ScalarError):
+                run.log(loss=torch.tensor([1.5]))
+            run.log_epoch(acc=1.0)
+            assert run.save(model=torch.nn.Linear(1, 1)) is None
+        assert run.step == 1
+    assert not directory.exists()
+
+
+def test_the_epoch_mean_and_checkpoint_survive_a_full_disk_as_a_loud_error(tmp_path):
+    script = textwrap.dedent(
+        f"""
+        import resource, signal, daypoint
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        with daypoint.open_run({{"tracking": {{"enabled": False, "outputs": {str(tmp_path)!r}}}}}) as run:
+            print(run.directory, flush=True)
+            run.log(loss=1.0)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+            n = 1
+            while True:
+                run.log(loss=1.0)
+                n += 1
+                print(n, flush=True)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "JournalError" in done.stderr
+    acknowledged = int([line for line in done.stdout.splitlines() if line.isdigit()][-1])
+    directory = next(line for line in done.stdout.splitlines() if line.startswith(str(tmp_path)))
+    batches = [e for e in journal.read(files.Path(directory) / "journal.jsonl").events if e["event"] == "batch"]
+    assert len(batches) == acknowledged
