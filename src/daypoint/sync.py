@@ -8,6 +8,7 @@ One number: 10 ms for a run of which everything is there.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,9 +60,7 @@ class Report:
         """One line a run, and a last one that adds up."""
         lines = [f"{run.directory}  {run.outcome}: {run.text}" for run in self.runs]
         points = sum(run.points for run in self.runs)
-        counts = {outcome: 0 for outcome in dict.fromkeys(run.outcome for run in self.runs)}
-        for run in self.runs:
-            counts[run.outcome] += 1
+        counts = Counter(run.outcome for run in self.runs)
         kinds = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         return [*lines, f"{len(self.runs)} runs: {kinds or 'none'}; {points} points sent now"]
 

@@ -104,7 +104,7 @@ class CNN(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small pre-norm transformer encoder over tokens of size `dim`; the mean over the tokens is classified.
+    """A small pre-norm transformer encoder over tokens of size `dim`; the head reads all tokens side by side.
 
     An image becomes one token per `patch` x `patch` square (Dosovitskiy et al., "An Image is Worth 16x16
     Words", 2021), a sequence one per position, a flat row one per feature: value · weight + bias, with a
@@ -147,14 +147,14 @@ class Transformer(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn(tokens, dim))
         self.blocks = nn.Sequential(*[Block(dim, heads, dropout) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, outputs)
+        self.head = nn.Linear(tokens * dim, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)  # [batch, dim, ...tokens], of a row [batch, tokens, dim]
         if self.kind != "row":
             x = x.flatten(2).transpose(1, 2)
         x = self.blocks(x + self.position)
-        return self.head(self.norm(x.mean(dim=1)))
+        return self.head(self.norm(x).flatten(1))
 
 
 class EachFeature(nn.Module):
