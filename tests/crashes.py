@@ -1,6 +1,7 @@
 """Crash saves on purpose, in processes of their own. Run by test_checkpoint.py: `python crashes.py MODE DIRECTORY …`.
 
-    points    dies once before, in the middle of, and after every write, fsync, rename and removal of a save
+    points    dies once before, in the middle of, and after every write, fsync, rename and removal of a save; more
+              arguments choose scenarios
     kills     SIGKILL at a random moment, again and again, always in the same run
     limits    saves under a file size limit (what a full disk or a quota does), for many limits
 
@@ -148,7 +149,7 @@ class Points:
         builtins.open = opened
 
 
-def points(base: Path) -> None:
+def points(base: Path, chosen: list[str]) -> None:
     scenarios = {
         "the first checkpoint": ([], lambda files: save(files, 20)),
         "one more": ([10], lambda files: save(files, 20)),
@@ -159,6 +160,8 @@ def points(base: Path) -> None:
         ),
     }
     for name, (before, act) in scenarios.items():
+        if chosen and name not in chosen:
+            continue
         for deadly in range(10_000):
             files = make(base / name.replace(" ", "-") / str(deadly))
             for step in before:
@@ -180,7 +183,7 @@ def points(base: Path) -> None:
 
 def kills(base: Path, count: int) -> None:
     """One run, killed again and again; each new attempt goes on from the newest whole checkpoint."""
-    files = make(base)
+    files = make(base / "run")
     generator = random.Random(0)
     for number in range(count):
         found = checkpoint.latest(files)
@@ -196,7 +199,7 @@ def kills(base: Path, count: int) -> None:
 
         child = fork(victim)
         os.close(writer)
-        time.sleep(generator.uniform(0.002, 0.06))
+        time.sleep(generator.uniform(0.005, 0.12))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(reader) as stream:
@@ -211,17 +214,19 @@ def kills(base: Path, count: int) -> None:
 
 
 def limits(base: Path) -> None:
-    for limit in [0, 1, 100, 600, 1000, 5_000, 10_000, 11_000, 20_000]:
+    for limit in [0, 1, 100, 600, 1_000, 5_000, 10_000, 16_000, 17_000, 25_000]:
         files = make(base / str(limit))
         save(files, 10, width=64)
 
         def victim(limit=limit, files=files):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            said = None
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             try:
                 save(files, 20, width=64)
             except CheckpointError as error:
-                print(json.dumps({"limit": limit, "error": str(error), "run": str(files.directory)}), flush=True)
-                os._exit(3)
+                said = str(error)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            print(json.dumps({"limit": limit, "error": said, "run": str(files.directory)}), flush=True)
 
         os.waitpid(fork(victim), 0)
 
@@ -258,7 +263,7 @@ def value_of(path: Path, width: int = 8) -> int:
     model = model_of(-7, width)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     state = checkpoint.restore(path, model=model, optimizer=optimizer, full_verify=True)
-    values = {float(value) for parameter in model.parameters() for value in parameter.unique()}
+    values = {float(value) for parameter in model.parameters() for value in parameter.detach().unique()}
     values |= {float(v) for entry in optimizer.state.values() for v in entry["momentum_buffer"].unique()}
     values |= {float(state.step), float(state.extra["step"])}
     return int(values.pop()) if len(values) == 1 else -1
@@ -268,8 +273,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     mode, place = sys.argv[1], Path(sys.argv[2])
     shutil.rmtree(place, ignore_errors=True)
+    save(make(place / "warm-up"), 0)  # whatever is imported at a first save; a victim has no time for that
     if mode == "points":
-        points(place)
+        points(place, sys.argv[3:])
     elif mode == "kills":
         kills(place, int(sys.argv[3]))
     else:

@@ -12,9 +12,9 @@ import daypoint
 SOURCE = Path(daypoint.__file__).parent
 ROOMS = [
     ["errors", "files"],
-    ["scalar", "stats", "ranks", "day", "keys", "targets", "config", "hydra_app", "shapes", "packing", "tensorfile"],
-    ["journal", "redaction", "provenance", "identity", "store", "record"],
-    ["recorder", "checkpoint", "courier", "console"],
+    ["scalar", "stats", "ranks", "day", "keys", "targets", "config", "hydra_app", "shapes", "tensorfile", "packing"],
+    ["journal", "redaction", "provenance", "identity", "store", "record", "ending"],
+    ["recorder", "snapshot", "checkpoint", "fold", "shipment", "sync", "delivery", "courier", "console"],
     ["run", "model", "catalog"],
     ["compare", "plots", "reproduce"],
     ["cli"],
@@ -22,8 +22,8 @@ ROOMS = [
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
-    "mlflow": {"store", "courier", "model"},
-    "torch": {"scalar", "recorder", "checkpoint", "packing", "tensorfile", "model", "ranks", "shapes"},
+    "mlflow": {"store", "shipment", "model"},
+    "torch": {"scalar", "recorder", "checkpoint", "packing", "tensorfile", "snapshot", "model", "ranks", "shapes"},
     "hydra": {"hydra_app", "reproduce"},
 }
 

@@ -3,22 +3,23 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow.utils.validation import _validate_metric
 
 from daypoint.errors import ConfigError
 from daypoint.keys import LIMIT, epoch_key, flatten, mlflow_key, name_of
 
-# Text with much of what is special here: escapes, dots and slashes at every place, epoch names, surrogates, NUL.
+# Text with much of what is special here: escapes, dots and slashes at every place, epoch names, NUL.
 NAMES = st.one_of(
-    st.text(st.characters(), min_size=1, max_size=30),
-    st.text("ae01f:./ @\0\ud800é", min_size=1, max_size=30),
-    st.lists(st.sampled_from(["epoch", "/", "mean", ":", "40", "3a", "..", ".", "@", "x", "損"]), min_size=1).map("".join),
+    st.text(min_size=1, max_size=30),
+    st.text("ae01f:./ @\0é", min_size=1, max_size=30),
+    st.lists(
+        st.sampled_from(["epoch", "/", "mean", ":", "40", "3a", "..", ".", "@", "x", "損"]), min_size=1
+    ).map("".join),
 )
 
 
 def accepted(key):
     """Whether MLflow itself takes it as the name of a metric."""
-    from mlflow.utils.validation import _validate_metric
-
     _validate_metric(key, 1.0, 0, 0)
     return True
 
@@ -47,7 +48,7 @@ def test_a_statistic_of_an_epoch_has_a_key_that_no_metric_can_have(name, statist
         ("val/accuracy", "val/accuracy"),
         ("損失/é 2", "損失/é 2"),
         ("loss:x", "loss:x"),
-        ("a:b:c", "a:b:c"),  # hexadecimal digits between colons would read as an escape
+        ("a:b:c", "a:3a:b:c"),  # :b: would read as an escape
         ("acc@1", "acc:40:1"),
         ("mAP[0.5]", "mAP:5b:0.5:5d:"),
         ("/x", ":2f:x"),
@@ -65,19 +66,35 @@ def test_a_statistic_of_an_epoch_has_a_key_that_no_metric_can_have(name, statist
     ],
 )
 def test_keys_are_readable(name, key):
-    if name == "a:b:c":
-        key = "a:3a:b:c"
     assert mlflow_key(name) == key
 
 
 def test_names_that_a_replacement_would_merge_stay_apart():
-    names = ["acc@1", "acc_at_1", "acc_1", "mAP[0.5]", "mAP_0.5_", "loss(train)", "a//b", "a/b", "/x", "x", "Loss", "loss"]
+    names = [
+        "acc@1",
+        "acc_at_1",
+        "acc_1",
+        "mAP[0.5]",
+        "mAP_0.5_",
+        "loss(train)",
+        "a//b",
+        "a/b",
+        "/x",
+        "x",
+        "Loss",
+        "loss",
+    ]
     assert len({mlflow_key(name) for name in names}) == len(names)
 
 
 def test_an_empty_name_is_refused():
     with pytest.raises(ConfigError, match="expected text, found ''"):
         mlflow_key("")
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(ConfigError, match="expected Unicode text"):
+        mlflow_key("loss\ud800")
 
 
 @pytest.mark.parametrize("name", ["x" * (LIMIT + 1), "@" * 63, "x" * 10_000_000])
@@ -164,7 +181,10 @@ def test_setting_names_are_made_fit_for_mlflow():
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda leaf: st.lists(leaf, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=3), leaf, max_size=3),
+        lambda leaf: (
+            st.lists(leaf, max_size=3)
+            | st.dictionaries(st.text("abc", min_size=1, max_size=3), leaf, max_size=3)
+        ),
     )
 )
 def test_values_other_than_text_are_json(value):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,9 @@ class WrittenRun:
             for value in of:
                 running.update(value)
             stats[name] = files.encode_metrics(running.to_dict())
-        self._event("epoch", step=self.step - 1, epoch=0, seconds=1.25, first_step=0, steps=self.step, stats=stats)
+        self._event(
+            "epoch", step=self.step - 1, epoch=0, seconds=1.25, first_step=0, steps=self.step, stats=stats
+        )
 
     def resume(self, step: int) -> None:
         """A second attempt goes on from a checkpoint."""
@@ -130,3 +134,20 @@ def attempt(number: int) -> dict[str, Any]:
         "from_step": 0,
         "error": None,
     }
+
+
+def stored_points(uri: str, uid: str) -> list[tuple[str, float | None, int, int]]:
+    """The points of a run in a SQLite store, as (key, value, time, step), sorted; NaN as None."""
+    question = (
+        "SELECT m.key, CASE WHEN is_nan THEN NULL ELSE m.value END, timestamp, step FROM metrics m JOIN tags t "
+        "ON t.run_uuid = m.run_uuid AND t.key = 'daypoint.uid' AND t.value = ? ORDER BY m.key, step, timestamp"
+    )
+    with contextlib.closing(sqlite3.connect(store.sqlite_path(uri), timeout=30)) as database:
+        return database.execute(question, (uid,)).fetchall()
+
+
+def unused_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

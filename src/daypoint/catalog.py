@@ -14,8 +14,8 @@ from typing import Any
 
 from daypoint import day, files, identity
 from daypoint.day import RunFiles
+from daypoint.ending import is_abandoned, last_event
 from daypoint.errors import AddressError
-from daypoint.journal import is_being_written
 from daypoint.recorder import read_epochs
 
 _UID = re.compile(r"[0-9a-f]{6,16}")
@@ -42,13 +42,15 @@ class StoredRun:
     @cached_property
     def is_live(self) -> bool:
         """Whether a process is writing it now."""
-        return self.record["status"] == "RUNNING" and is_being_written(self.files.journal)
+        return self.record["status"] == "RUNNING" and not is_abandoned(self.directory)
 
     @property
     def status(self) -> str:
         """RUNNING, FINISHED, FAILED or KILLED."""
-        status = self.record["status"]
-        return "KILLED" if status == "RUNNING" and not self.is_live else status
+        if self.record["status"] != "RUNNING" or self.is_live:
+            return self.record["status"]
+        last = last_event(self.files.journal)
+        return last["status"] if last is not None and last["event"] == "end" else "KILLED"
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:

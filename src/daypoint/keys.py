@@ -31,10 +31,14 @@ def mlflow_key(name: str) -> str:
     Names that look like the statistics of an epoch (`epoch/loss/mean`) are escaped: `epoch_key` makes those.
 
     Raises:
-        ConfigError: the name is empty, or its key has more than 250 characters.
+        ConfigError: the name is empty or no Unicode text, or its key has more than 250 characters.
     """
     if not name:
         raise ConfigError("metric or param name: expected text, found ''; give it a name")
+    if any("\ud800" <= character <= "\udfff" for character in name[:LIMIT]):
+        raise ConfigError(
+            f"name {name[:60]!r}: expected Unicode text, found half a character in it; correct its encoding"
+        )
     key = ""
     if len(name) <= LIMIT:
         for position in reversed(range(len(name))):  # whether a colon is safe depends on what follows it

@@ -349,7 +349,8 @@ class Run:
             on_wait=lambda seconds: self._console.say(f"waiting for MLflow, {seconds:.0f} s at most …"),
         )
         if outcome.done:
-            where = outcome.url or f"run {outcome.run_id}"
+            page = outcome.url or ""
+            where = page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
             return f"experiment {self._record['experiment']}, {where}"
         why = f" ({outcome.error})" if outcome.error else ""
         return f"not everything is there yet{why}; send the rest with: daypoint sync {self.address}"

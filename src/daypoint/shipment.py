@@ -321,8 +321,8 @@ def _lock(directory: Path) -> int | None:
 
 
 def fit(text: str, limit: int) -> str:
-    """Text that every MLflow store takes: not too long, no NUL (PostgreSQL), no lone surrogates (UTF-8)."""
-    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    """Text that every MLflow store takes: not too long, and without NUL, which PostgreSQL refuses."""
+    text = text.replace("\0", "\\x00")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

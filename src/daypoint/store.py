@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 __all__ = [
+    "UI_ADDRESS",
     "analyze",
     "artifact_root",
     "check_experiment",
@@ -44,6 +45,9 @@ __all__ = [
     "sqlite_path",
     "tracking_uri",
 ]
+
+UI_ADDRESS = "http://127.0.0.1:5000"
+"""Where `daypoint ui` serves, unless it is told another port."""
 
 _TABLES = {"alembic_version", "latest_metrics", "metrics", "params", "runs", "tags"}
 
@@ -252,11 +256,11 @@ def prepare(uri: str) -> None:
 
 
 def _first_contact(uri: str) -> None:
-    client = connect(uri)
+    _load_mlflow()
     from mlflow.exceptions import MlflowException
 
     try:
-        client.search_experiments(max_results=1)
+        connect(uri).search_experiments(max_results=1)
     except MlflowException as error:
         if "out-of-date database schema" not in str(error):
             raise

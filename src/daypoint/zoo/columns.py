@@ -34,9 +34,10 @@ def read_columns(
     """The columns of `file`, an absolute path, in their order.
 
     Args:
-        wanted: names that must be there. separator: what stands between the values of a CSV file; None: a
-        comma, in a .tsv file a tab. missing: texts that stand for a missing value in a CSV file, besides the
-        empty one, NA, NaN, null and None.
+        wanted: names that must be there.
+        separator: what stands between the values of a CSV file; None: a comma, in a .tsv file a tab.
+        missing: texts that stand for a missing value in a CSV file, besides the empty one, NA, NaN, null and
+            None.
 
     Raises:
         ConfigError: there is no such file or column, the file cannot be read, or a column holds neither

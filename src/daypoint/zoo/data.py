@@ -109,8 +109,8 @@ class InMemory:
             said = tuple(said) if key == "input_shape" and said is not None else said
             if said not in (None, found):
                 raise ConfigError(
-                    f"data.{key}: expected {_plain(found)}, as {self.name} has, found {_plain(said)} in the config; "
-                    f"leave data.{key} as conf/data has it"
+                    f"data.{key}: expected {_plain(found)}, as {self.name} has it, "
+                    f"found {_plain(said)} in the config; leave data.{key} as conf/data has it"
                 )
 
 
@@ -132,7 +132,7 @@ class _Rows(Dataset):
 class Digits(InMemory):
     """The 1,797 handwritten digits of 8x8 pixels that ship with scikit-learn.
 
-    Inputs float32 [batch, 1, 8, 8] in -1 (paper) to 1 (ink); targets int64 [batch], 0 to 9. Every digit has
+    Inputs float32 [batch, 1, 8, 8] from -1 (paper) to 3 (ink); targets int64 [batch], 0 to 9. Every digit has
     the same share of the validation part.
     """
 
@@ -151,7 +151,7 @@ class Digits(InMemory):
         from sklearn.datasets import load_digits  # a second to import
 
         pixels, digits = load_digits(return_X_y=True)  # float64 0 to 16 [1797, 64], int64 [1797]
-        x = torch.from_numpy(pixels / 8 - 1).float().reshape(-1, 1, 8, 8)
+        x = torch.from_numpy(pixels / 4 - 1).float().reshape(-1, 1, 8, 8)
         y = torch.from_numpy(digits.astype(np.int64))
         train, val = split_rows(len(y), val_fraction, split_seed, labels=digits)
         super().__init__(

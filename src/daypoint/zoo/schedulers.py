@@ -1,9 +1,8 @@
 """Learning-rate schedules. Each is a function (optimizer, total_steps, ...) that returns a torch LRScheduler.
 
-`train.py` steps a schedule once per optimizer step (not per epoch) and passes `total_steps`, the number of
-those in the whole run, to every target that takes it; so torch's own schedules can stand in conf/scheduler
-too. A schedule's state is plain data, and after `load_state_dict` it goes on exactly where it was. It knows
-nothing of epochs. One number: the first step already trains with the schedule's rate for step 0, which during
+`train.py` steps a schedule once per optimizer step (not per epoch); `total_steps` is the number of those in
+the whole run. torch's own schedules can stand in conf/scheduler too. A schedule's state is plain data, and
+after `load_state_dict` it goes on exactly where it was. It knows nothing of epochs. One number: the first step already trains with the schedule's rate for step 0, which during
 a warm-up is 1 / warm-up steps of the optimizer's, never 0.
 """
 
@@ -25,8 +24,7 @@ def none(optimizer: Optimizer) -> LRScheduler:
 def cosine(
     optimizer: Optimizer, total_steps: int, warmup_fraction: float = 0.05, final_fraction: float = 0.0
 ) -> LRScheduler:
-    """Up in a line for `warmup_fraction` of the steps, then down half a cosine to `final_fraction` of the
-    rate.
+    """Up in a line for `warmup_fraction` of the steps, then down half a cosine to `final_fraction` of it.
 
     The decay is that of Loshchilov and Hutter, "SGDR" (2017), without restarts.
 
@@ -66,7 +64,7 @@ def onecycle(
     return OneCycleLR(
         optimizer,
         max_lr=[group["lr"] if max_lr is None else max_lr for group in optimizer.param_groups],
-        total_steps=total_steps,
+        total_steps=max(1, total_steps),  # a run of no epochs has none
         # torch divides by zero when the warm-up is exactly one step long.
         pct_start=warmup_fraction if warmup_fraction * total_steps > 1 else 0.0,
         div_factor=div_factor,
@@ -78,7 +76,7 @@ def onecycle(
 def step(
     optimizer: Optimizer, total_steps: int, gamma: float = 0.3, drops: int = 3, step_size: int | None = None
 ) -> LRScheduler:
-    """Multiply the learning rate by `gamma` every `step_size` steps; None: `drops` times, evenly spread.
+    """Multiply the rate by `gamma` every `step_size` optimizer steps; None: `drops` times, evenly spread.
 
     Raises:
         ConfigError: `drops` or `step_size` is too small.

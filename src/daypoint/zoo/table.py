@@ -4,9 +4,9 @@ The target column decides the task. Text, true/false and whole numbers with few 
 each twice on average) are classes; other numbers are a regression. `task=` overrules that.
 
 What becomes of the other columns:
-    numbers, times                (value - mean) / standard deviation; a missing value becomes the mean text,
-    true/false, categories  one 0/1 column for each value; all zeros for one that is missing, or not in the
-    train part
+    numbers, times  (value - mean) / standard deviation; a missing value becomes the mean
+    text            one 0/1 column for each value; all zeros for one that is missing, or not in the train part
+    true/false      text of two values
 Means, standard deviations and values are those of the train part: the validation part stays unseen. A
 regression's target is standardised too, so that an MSE of 0.1 means that a tenth of the variance is left.
 `preparation` holds what is needed to treat new rows the same way.
@@ -36,16 +36,18 @@ class Table(InMemory):
     """Rows of a file. Inputs float32 [batch, features]; targets int64 [batch] or float32 [batch, 1].
 
     Args:
-        path: the file; a relative path starts at the working directory. target: name of the column to
-        predict. task: "classification" or "regression"; None or "auto": the target column decides. exclude:
-        names of columns not to use. separator: what stands between the values of a CSV file; None: a comma,
-        in a .tsv file a tab. missing: texts that stand for a missing value in a CSV file, besides the empty
-        one, NA, NaN, null and None. max_categories: most distinct values that a text column may have.
+        path: the file; a relative path starts at the working directory.
+        target: name of the column to predict.
+        task: "classification" or "regression"; None or "auto": the target column decides.
+        exclude: names of columns not to use.
+        separator: what stands between the values of a CSV file; None: a comma, in a .tsv file a tab.
+        missing: texts that stand for a missing value in a CSV file, besides the empty one, NA, NaN, null and
+            None.
+        max_categories: most distinct values that a text column may have.
 
     Attributes:
-        preparation: plain data, {"features": {column: {"mean", "std"} or {"values"}}, "target": {"mean",
-        "std"} or
-            {"classes"}}.
+        preparation: plain data: {"features": {column: {"mean", "std"} or {"values"}},
+            "target": {"mean", "std"} or {"classes"}}.
 
     Raises:
         ConfigError: the file, the target or another column cannot be used; says which, and what to do.
@@ -119,8 +121,8 @@ def _target(name: str, values: Column, task: str | None) -> tuple[np.ndarray, li
     if gone.any():
         first = int(np.flatnonzero(gone)[0]) + 1
         raise ConfigError(
-            f"{where}: expected a value in every row, found none in {gone.sum()} of {rows} rows (the first is row {first} "
-            "below the names); fill them in or remove those rows"
+            f"{where}: expected a value in every row, found none in {gone.sum()} of {rows} rows "
+            f"(the first is row {first} below the names); fill them in or remove those rows"
         )
     distinct, codes = np.unique(np.array(values), return_inverse=True)
     if len(distinct) == 1:
@@ -176,8 +178,8 @@ def _features(
     if problems:
         found = "; ".join(f"{name!r} has {problem}" for name, problem in problems.items())
         raise ConfigError(
-            f"data: expected columns of numbers, or of text with few different values, found: {found}. Leave out what is an "
-            f"identifier or a date: data.exclude=[{','.join(map(_quoted, problems))}]"
+            f"data: expected columns of numbers, or of text with few different values, found: {found}. "
+            f"Leave out what is an identifier or a date: data.exclude=[{','.join(map(_quoted, problems))}]"
         )
     return np.concatenate(parts, axis=1), recipes
 

@@ -1,0 +1,525 @@
+"""Checkpoints on disk: whole or not there, each damage named, the right one found, nothing unpickled."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from crashes import RECORD, examine, make, model_of, save
+from safetensors.torch import load_file
+
+from daypoint import checkpoint, identity
+from daypoint.day import CheckpointFiles, RunFiles
+from daypoint.errors import CheckpointError
+
+CRASHES = Path(__file__).parent / "crashes.py"
+DAY = RECORD["day"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    return make(tmp_path / "run")
+
+
+def put(files, step, *, attempt=1, metrics=None, record=RECORD, **more):
+    """A checkpoint of a tiny model."""
+    return checkpoint.save(
+        files, step=step, epoch=0, record=record, attempt=attempt, model=model_of(step), metrics=metrics or {}, **more
+    )
+
+
+def crash(mode, directory, *more):
+    """Run the victims; one report each."""
+    command = [sys.executable, str(CRASHES), mode, str(directory), *map(str, more)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def test_a_checkpoint_has_the_files_of_the_layout_and_nothing_else(files):
+    path = save(files, 300)
+    assert path == files.checkpoints / "step000300"
+    assert sorted(p.name for p in path.iterdir()) == [
+        f"model_{DAY}.json",
+        f"model_{DAY}.safetensors",
+        f"state_{DAY}.safetensors",
+        f"state_{DAY}.state.json",
+    ]
+    assert sorted(p.name for p in files.checkpoints.iterdir()) == ["best.json", "last.json", "step000300"]
+
+
+def test_the_weights_are_a_plain_safetensors_file_for_everybody(files):
+    path = save(files, 3)
+    model = model_of(0)
+    model.load_state_dict(load_file(path / f"model_{DAY}.safetensors"), strict=True)
+    assert (model.weight == 3).all()
+
+
+def test_the_card_says_what_the_checkpoint_is(files):
+    metrics = {"accuracy": 0.5, "loss": math.nan, "seen": 2**60}
+    path = put(files, 12, attempt=2, metrics=metrics, parent={"uid": "x", "step": 6})
+    card = checkpoint.read_card(path)
+    assert card["uid"] == RECORD["uid"]
+    assert (card["attempt"], card["step"], card["epoch"], card["day"]) == (2, 12, 0, DAY)
+    assert card["metrics"] == {"accuracy": 0.5, "loss": pytest.approx(math.nan, nan_ok=True), "seen": 2**60}
+    assert card["config"] == RECORD["config"]
+    assert card["seed"] == 0
+    assert card["parent"] == {"uid": "x", "step": 6}
+    assert card["device"] == "cpu"
+    assert {name: facts["bytes"] for name, facts in card["files"].items()} == {
+        p.name: p.stat().st_size for p in path.iterdir() if p.name != f"model_{DAY}.json"
+    }
+
+
+def test_every_json_file_is_strict(files):
+    def refuse(token):
+        raise AssertionError(token)
+
+    record = {**RECORD, "config": {"clip": math.inf, "nan": math.nan, "big": 2**70}}
+    path = put(files, 1, metrics={"accuracy": math.inf}, record=record, extra={"x": math.nan})
+    for file in [*path.glob("*.json"), *files.checkpoints.glob("*.json")]:
+        json.loads(file.read_bytes(), parse_constant=refuse)
+    config = checkpoint.read_card(path)["config"]
+    assert config["clip"] == math.inf
+    assert math.isnan(config["nan"])
+    assert config["big"] == 2**70
+
+
+def test_a_tensor_among_the_metrics_is_refused_by_name(files):
+    with pytest.raises(CheckpointError, match=r"metrics\.grad_norm: expected plain data, found torch\.Tensor"):
+        put(files, 1, metrics={"grad_norm": torch.tensor(1.25)})
+    assert list(files.checkpoints.iterdir()) == []
+
+
+def test_the_pointers_name_the_last_and_the_best(files):
+    put(files, 1, metrics={"accuracy": 0.9})
+    put(files, 2, metrics={"accuracy": 0.5})
+    last, best = (json.loads(files.pointer(name).read_bytes()) for name in ("last", "best"))
+    assert (last["checkpoint"], last["step"]) == ("step000002", 2)
+    assert (best["checkpoint"], best["metric"], best["mode"], best["value"]) == ("step000001", "accuracy", "max", 0.9)
+
+
+def test_saving_a_step_again_replaces_it(files):
+    save(files, 10)
+    put(files, 10, attempt=2, metrics={"accuracy": 0.1})
+    assert checkpoint.read_card(files.checkpoint(10))["attempt"] == 2
+    assert checkpoint.verify(files.checkpoint(10)) == []
+    assert len(list(files.checkpoints.glob("*step*"))) == 1
+
+
+def test_saving_a_step_again_moves_the_best_pointer_away_from_it(files):
+    put(files, 1, metrics={"accuracy": 0.8})
+    put(files, 2, metrics={"accuracy": 0.9})
+    put(files, 2, attempt=2, metrics={"accuracy": 0.1})
+    assert checkpoint.best(files) == files.checkpoint(1)
+    assert json.loads(files.pointer("best").read_bytes())["checkpoint"] == "step000001"
+
+
+def test_saving_a_step_again_works_where_directories_cannot_be_exchanged(files, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
+    save(files, 10)
+    put(files, 10, attempt=2)
+    assert checkpoint.read_card(files.checkpoint(10))["attempt"] == 2
+    assert len(list(files.checkpoints.glob("*step*"))) == 1
+
+
+def test_steps_beyond_a_million_are_in_order(files):
+    for step in (999_999, 1_000_000):
+        put(files, step)
+    assert checkpoint.latest(files).path == files.checkpoints / "step1000000"
+
+
+def test_an_unwritable_place_is_named(files):
+    files.checkpoints.write_text("a file where the directory should be")
+    with pytest.raises(CheckpointError, match=r"checkpoints.*cannot write the checkpoint"):
+        put(files, 1)
+
+
+# ---------------------------------------------------------------- crashes
+
+
+def check_after_a_crash(report):
+    files = RunFiles(Path(report["run"]), DAY)
+    before = {"the first checkpoint": [], "one more": [10], "the same step again": [10, 20]}
+    acknowledged = before.get(report["scenario"], [15])
+    state = examine(files)
+    assert state["wrong"] == [], report
+    assert set(acknowledged) <= set(state["steps"]), report
+    assert state["newest"] in (acknowledged[-1:] or [None]) + [20], report
+    if report["code"] == 0:
+        assert state["newest"] == 20
+        assert state["leftovers"] == 0
+    # The next save cleans up, and everything is in order.
+    save(files, 30, attempt=3)
+    after = examine(files)
+    assert (after["newest"], after["wrong"], after["leftovers"]) == (30, [], 0)
+    assert json.loads(files.pointer("last").read_bytes())["step"] == 30
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "one more",
+        pytest.param("the first checkpoint", marks=pytest.mark.slow),
+        pytest.param("the same step again", marks=pytest.mark.slow),
+        pytest.param("one more, then thinned out", marks=pytest.mark.slow),
+    ],
+)
+def test_a_crash_at_any_point_leaves_whole_checkpoints_only(tmp_path, scenario):
+    reports = crash("points", tmp_path / "crashes", scenario)
+    assert len(reports) > 60
+    assert [report["code"] for report in reports] == [77] * (len(reports) - 1) + [0]
+    for report in reports:
+        check_after_a_crash(report)
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(150, marks=pytest.mark.slow)])
+def test_after_sigkill_the_last_acknowledged_checkpoint_is_there(tmp_path, count):
+    reports = crash("kills", tmp_path / "kills", count)
+    assert len(reports) == count
+    for report in reports:
+        assert report["wrong"] == []
+        assert (report["newest"] or 0) >= report["acknowledged"]
+    assert reports[-1]["newest"] > 3
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_previous_checkpoint(tmp_path):
+    reports = crash("limits", tmp_path / "limits")
+    assert sum(report["error"] is not None for report in reports) >= 5
+    assert any(report["error"] is None for report in reports)
+    for report in reports:
+        files = RunFiles(Path(report["run"]), DAY)
+        state = examine(files, width=64)
+        assert state["wrong"] == []
+        assert state["leftovers"] == 0
+        assert state["newest"] == (20 if report["error"] is None else 10)
+        assert report["error"] is None or "step000020: cannot write the checkpoint: File too large" in report["error"]
+
+
+# ---------------------------------------------------------------- damage
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x01
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "first byte flipped": lambda p: flip(p, 0),
+    "header flipped": lambda p: flip(p, 12),
+    "middle flipped": lambda p: flip(p, p.stat().st_size // 2),
+    "last byte flipped": lambda p: flip(p, -1),
+    "emptied": lambda p: p.write_bytes(b""),
+    "cut to 30 %": lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size * 3 // 10]),
+    "cut by three bytes": lambda p: p.write_bytes(p.read_bytes()[:-3]),
+    "zeroed": lambda p: p.write_bytes(bytes(p.stat().st_size)),
+    "a byte more": lambda p: p.write_bytes(p.read_bytes() + b"x"),
+    "removed": lambda p: p.unlink(),
+}
+NAMES = [f"model_{DAY}.safetensors", f"model_{DAY}.json", f"state_{DAY}.safetensors", f"state_{DAY}.state.json"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_each_damage_is_named_refused_and_skipped(files, name, damage):
+    save(files, 10)
+    path = save(files, 20)
+    damage(path / name)
+    problems = checkpoint.verify(path)
+    found = checkpoint.latest(files)
+    assert len(problems) == 1
+    assert problems[0].startswith(str(path / name) if (path / name).exists() or name != NAMES[1] else str(path))
+    assert found.path == files.checkpoint(10)
+    assert found.skipped == problems
+    before = model_of(-1)
+    with pytest.raises(CheckpointError, match="step000020"):
+        checkpoint.load_weights(path, before, full_verify=True)
+    assert (before.weight == -1).all()
+
+
+def test_a_cut_file_is_noticed_without_reading_it(files):
+    path = save(files, 20)
+    DAMAGES["cut by three bytes"](path / f"model_{DAY}.safetensors")
+    with pytest.raises(CheckpointError, match=r"model_20260328\.safetensors: expected \d+ bytes, found \d+"):
+        checkpoint.load_weights(path, model_of(0))
+
+
+def test_without_any_whole_checkpoint_nothing_is_found_and_the_reasons_are_told(files):
+    for step in (10, 20):
+        (save(files, step) / f"model_{DAY}.safetensors").write_bytes(b"")
+    found = checkpoint.latest(files)
+    assert found.path is None
+    assert len(found.skipped) == 2
+
+
+def test_a_run_without_checkpoints_has_no_latest(files):
+    assert checkpoint.latest(files) == checkpoint.Found(None, [])
+    assert checkpoint.best(files) is None
+    assert checkpoint.history(files) == []
+
+
+def test_an_edited_hyperparameter_is_named(files):
+    record = {**RECORD, "config": {"optimizer": {"lr": 0.25}}}
+    card = put(files, 1, record=record) / f"model_{DAY}.json"
+    card.write_text(card.read_text().replace("0.25", "0.5"))
+    assert "edited" in checkpoint.verify(card.parent)[0]
+    assert "hyperparameter" in checkpoint.verify(card.parent)[0]
+
+
+def test_an_edited_metric_is_noticed(files):
+    card = put(files, 1, metrics={"accuracy": 0.25}) / f"model_{DAY}.json"
+    card.write_text(card.read_text().replace("0.25", "0.99"))
+    assert "edited" in checkpoint.verify(card.parent)[0]
+
+
+def test_a_card_of_another_step_is_named(files):
+    first, second = save(files, 10), save(files, 20)
+    (second / f"model_{DAY}.json").write_bytes((first / f"model_{DAY}.json").read_bytes())
+    problems = checkpoint.verify(second)
+    assert any("the card is of step 10, the directory of step 20" in problem for problem in problems)
+    assert any(f"model_{DAY}.safetensors: the content has changed" in problem for problem in problems)
+
+
+def test_a_checkpoint_of_another_run_is_named(files, tmp_path):
+    other = make(tmp_path / "other")
+    identity.write_run(other.directory, {**RECORD, "uid": "ffffffffffffffff"})
+    save(files, 10)
+    files.checkpoints.rename(other.checkpoints)
+    assert "the card is of run 00112233aabbccdd, the directory of run ffffffffffffffff" in checkpoint.verify(
+        other.checkpoint(10)
+    )[0]
+
+
+def test_a_second_card_is_refused(files):
+    path = save(files, 10)
+    (path / "model_20260401.json").write_bytes((path / f"model_{DAY}.json").read_bytes())
+    assert "expected one identity card" in checkpoint.verify(path)[0]
+
+
+def test_a_file_that_the_card_does_not_list_is_named(files):
+    path = save(files, 10)
+    (path / "notes.txt").write_text("mine")
+    assert checkpoint.verify(path) == [f"{path / 'notes.txt'}: not listed in the card"]
+
+
+def test_a_copied_checkpoint_is_whole_outside_its_run(files, tmp_path):
+    path = save(files, 10)
+    path.rename(tmp_path / "copy")
+    assert checkpoint.verify(tmp_path / "copy") == []
+
+
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="found no such directory"):
+        checkpoint.load_weights(tmp_path / "absent", model_of(0))
+    with pytest.raises(CheckpointError, match="found no identity card"):
+        checkpoint.load_weights(tmp_path, model_of(0))
+
+
+class Bomb:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != f"model_{DAY}.json"])
+def test_a_pickle_in_place_of_a_file_is_never_run(files, tmp_path, name):
+    path = save(files, 10)
+    marker = tmp_path / "executed"
+    (path / name).write_bytes(pickle.dumps(Bomb(marker)))
+    # A card that vouches for it: the seal is against accidents, so an attacker can write one.
+    card = {k: v for k, v in checkpoint.read_card(path).items() if k not in ("card_sha256", "files")}
+    listed = {
+        p.name: {"bytes": p.stat().st_size, "sha256": checkpoint._sha256(p)} for p in path.iterdir() if p.name in NAMES[:1] + NAMES[2:]
+    }
+    CheckpointFiles(path, DAY).card.write_bytes(identity.seal(card, listed))
+    assert checkpoint.verify(path) == []
+    model = model_of(0)
+    with pytest.raises(CheckpointError):
+        checkpoint.restore(path, model=model, optimizer=torch.optim.SGD(model.parameters()))
+    assert not marker.exists()
+
+
+def test_a_card_that_lists_other_files_is_refused(files):
+    path = save(files, 10)
+    card = {k: v for k, v in checkpoint.read_card(path).items() if k not in ("card_sha256", "files")}
+    CheckpointFiles(path, DAY).card.write_bytes(identity.seal(card, {"../../run.json": {"bytes": 1, "sha256": ""}}))
+    assert "it lists ['../../run.json'], expected" in checkpoint.verify(path)[0]
+
+
+# ---------------------------------------------------------------- going on
+
+
+RESUME = """
+import random, sys
+from pathlib import Path
+import numpy as np
+import torch
+sys.path.insert(0, sys.argv[1])
+from crashes import RECORD, make, RunFiles, DAY
+from daypoint import checkpoint
+
+optimizers = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+}
+
+def train(directory, make_optimizer, seed, until):
+    for set_seed in (torch.manual_seed, random.seed, np.random.seed):
+        set_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+    )
+    optimizer = make_optimizer(model.parameters())
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    files = RunFiles(directory, DAY) if directory.is_dir() else make(directory)
+    found = checkpoint.latest(files).path
+    step = 0 if found is None else checkpoint.restore(found, **parts).step
+    while step < until:
+        x = torch.randn(8, 4)
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+        scheduler.step()
+        step += 1
+        if step % 5 == 0:
+            checkpoint.save(files, step=step, epoch=0, record=RECORD, attempt=1, **parts)
+
+for name, make_optimizer in optimizers.items():
+    for job in sys.argv[3:]:
+        kind, seed, until = job.split(",")
+        train(Path(sys.argv[2]) / kind / name, make_optimizer, int(seed), int(until))
+"""
+
+
+def test_a_training_resumed_in_a_new_process_ends_with_the_same_bytes(tmp_path):
+    command = [sys.executable, "-c", RESUME, str(CRASHES.parent), str(tmp_path)]
+    # The broken one stops after step 12; its last checkpoint is of step 10.
+    subprocess.run([*command, "unbroken,0,15", "broken,0,12"], check=True, timeout=120)
+    subprocess.run([*command, "broken,1,15"], check=True, timeout=120)
+    for name in ("adamw", "sgd", "lbfgs"):
+        ends = [RunFiles(tmp_path / kind / name, DAY).checkpoint(15) for kind in ("unbroken", "broken")]
+        for file in (f"model_{DAY}.safetensors", f"state_{DAY}.safetensors", f"state_{DAY}.state.json"):
+            assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes(), (name, file)
+
+
+def test_restore_tells_where_the_training_stands(files):
+    path = save(files, 10)
+    model = model_of(0)
+    state = checkpoint.restore(path, model=model)
+    assert (state.step, state.epoch, state.extra) == (10, 0, {"step": 10})
+    assert (model.weight == 10).all()
+    parent = identity.reference(state.card, str(path))
+    assert parent["uid"] == RECORD["uid"]
+    assert parent["card_sha256"] == state.card["card_sha256"]
+
+
+# ---------------------------------------------------------------- last and best
+
+
+def values(files, mode, *pairs):
+    record = {**RECORD, "monitor": {"metric": "m", "mode": mode}}
+    for step, value in pairs:
+        put(files, step, record=record, metrics={} if value is None else {"m": value})
+    found = checkpoint.best(files)
+    return None if found is None else checkpoint.read_card(found)["step"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "pairs", "expected"),
+    [
+        ("max", [(1, 0.5), (2, 0.9), (3, 0.7)], 2),
+        ("min", [(1, 0.5), (2, 0.1), (3, 0.7)], 2),
+        ("max", [(1, 0.5), (2, math.nan)], 1),
+        ("min", [(1, math.nan), (2, 0.5), (3, math.nan)], 2),
+        ("max", [(1, math.nan)], None),
+        ("max", [(1, 0.9), (2, 0.9), (3, 0.1)], 2),
+        ("min", [(1, 0.1), (2, 0.1)], 2),
+        ("max", [(1, 9.0), (2, 10.0)], 2),
+        ("max", [(1, 2**60), (2, 2**60 + 1), (3, 2**60)], 2),
+        ("max", [(1, 0.5), (2, None)], 1),
+        ("max", [(1, None)], None),
+        ("min", [(1, 0.0), (2, -0.5)], 2),
+        ("min", [(1, math.inf), (2, 1e300)], 2),
+    ],
+)
+def test_the_best_is_numeric_never_nan_and_the_later_of_equals(files, mode, pairs, expected):
+    assert values(files, mode, *pairs) == expected
+
+
+def test_without_a_monitor_there_is_no_best(files):
+    put(files, 1, record={**RECORD, "monitor": None}, metrics={"accuracy": 1.0})
+    assert checkpoint.best(files) is None
+    assert not files.pointer("best").exists()
+
+
+def test_a_damaged_best_gives_way_to_the_next(files):
+    for step, value in ((1, 0.8), (2, 0.9), (3, 0.1)):
+        put(files, step, metrics={"accuracy": value})
+    flip(files.checkpoint(2) / f"model_{DAY}.safetensors", -1)
+    assert checkpoint.best(files, full=True) == files.checkpoint(1)
+
+
+def test_what_a_later_attempt_made_is_newer_even_at_an_earlier_step(files):
+    put(files, 30)
+    put(files, 20, attempt=2)
+    assert checkpoint.latest(files).path == files.checkpoint(20)
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "left"),
+    [
+        (None, None, [1, 2, 3, 4, 5]),
+        (2, None, [2, 4, 5]),
+        (2, 2, [2, 3, 4, 5]),
+        (1, 0, [2, 5]),
+        (0, 0, [2, 5]),
+        (None, 2, [2, 3, 5]),
+        (9, 1, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_thinning_out_keeps_the_last_the_best_and_both_pointers(files, keep_last, keep_best, left):
+    for step, value in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.2), (5, 0.3)):
+        put(files, step, metrics={"accuracy": value})
+    removed = checkpoint.prune(files, keep_last, keep_best)
+    assert sorted(int(p.name[4:]) for p in files.checkpoints.glob("step*")) == left
+    assert sorted(int(p.name[4:]) for p in removed) == sorted({1, 2, 3, 4, 5} - set(left))
+    for name, step in (("last", 5), ("best", 2)):
+        assert json.loads(files.pointer(name).read_bytes())["step"] == step
+
+
+def test_a_damaged_checkpoint_does_not_count_and_is_not_removed(files):
+    for step in (1, 2, 3):
+        put(files, step)
+    (files.checkpoint(3) / f"model_{DAY}.safetensors").unlink()
+    checkpoint.prune(files, keep_last=1, keep_best=None)
+    assert sorted(p.name for p in files.checkpoints.glob("step*")) == ["step000002", "step000003"]
+
+
+def test_looking_and_verifying_do_not_import_torch(files):
+    save(files, 10)
+    script = (
+        "import sys; from pathlib import Path; from daypoint import checkpoint; from daypoint.day import RunFiles;"
+        f"f = RunFiles(Path({str(files.directory)!r}), {DAY!r});"
+        "assert checkpoint.verify(f.checkpoint(10)) == [];"
+        "assert checkpoint.latest(f).path and checkpoint.best(f);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
