@@ -17,6 +17,7 @@ daypoint.register_configs()
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float | None:
+    cfg = daypoint.resumed(cfg)  # with resume=ADDRESS, that run's recorded config
     training.seed_everything(cfg.trainer.seed)
     device = training.pick_device(cfg.trainer.device)
     data = instantiate(cfg.data)
@@ -39,9 +40,10 @@ def main(cfg: DictConfig) -> float | None:
     monitor = cfg.trainer.monitor or ("val/accuracy" if data.task == "classification" else "val/loss")
 
     with daypoint.open_run(cfg, data=data, monitor=monitor) as run:
+        run.restore(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         for epoch in run.epochs(cfg.trainer.epochs, batches=batches):
             model.train()
-            for i, (x, y) in enumerate(data.train_loader(epoch)):
+            for i, (x, y) in enumerate(data.train_loader(epoch, start_batch=run.batch), start=run.batch):
                 x, y = x.to(device), y.to(device)
                 with autocast():
                     loss = daypoint.scalar_loss(criterion(step_model(x), y), batch_size=len(x))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,9 @@ class Daypoint(Contender):
     def open(self, project: Path, name: str) -> str:
         import daypoint
 
-        tracking = {"enabled": self.enabled, "uri": None, "experiment": "overhead", "name": name}
+        # Where they would be by themselves, if this script lay in the project.
+        uri, outputs = f"sqlite:///{project}/mlruns/mlflow.db", str(project / "outputs")
+        tracking = {"enabled": self.enabled, "uri": uri, "outputs": outputs, "experiment": "overhead", "name": name}
         self.context = daypoint.open_run({"lr": 0.1, "tracking": tracking})
         self.run = self.context.__enter__()
         return json.dumps([str(self.run.directory), self.run.uid])
@@ -109,6 +113,28 @@ class DaypointAlone(Daypoint):
         directory, _ = json.loads(handle)
         batches = [e for e in journal.read(Path(directory) / "journal.jsonl").events if e["event"] == "batch"]
         return {name: [[b["step"], b["metrics"][name]] for b in batches] for name in METRICS}
+
+
+class DaypointBar(Daypoint):
+    """On a terminal, where `run.epochs` shows its progress bar."""
+
+    title = "daypoint, with the bar on a terminal"
+
+    def open(self, project: Path, name: str) -> str:
+        terminal, ours = os.openpty()
+        self.screen = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.DEVNULL)
+        os.close(terminal)
+        sys.stderr = os.fdopen(ours, "w")
+        handle = super().open(project, name)
+        self.epochs = self.run.epochs(1)
+        next(self.epochs)
+        return handle
+
+    def close(self) -> None:
+        self.epochs.close()
+        super().close()
+        sys.stderr.close()
+        self.screen.wait()
 
 
 class Mlflow(Contender):
@@ -337,6 +363,7 @@ CONTENDERS: dict[str, type[Contender]] = {
     "list": List,
     "daypoint": Daypoint,
     "daypoint-alone": DaypointAlone,
+    "daypoint-bar": DaypointBar,
     "mlflow": Mlflow,
     "mlflow-async": MlflowAsync,
     "mlflow-batch": MlflowBatch,

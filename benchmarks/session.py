@@ -164,7 +164,8 @@ def keep(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
             first_step_at = time.monotonic()
         ACK.pack_into(acks, 8 + ACK.size * step, loss.item(), lr, norm.item())
         struct.pack_into("<q", acks, 0, step + 1)
-    helpers = [size for pid in descendants(os.getpid()) if (size := peak_bytes(pid))]
+    helpers = descendants(os.getpid())
+    helpers_peak = sum(map(peak_bytes, helpers))
     began = time.monotonic()
     contender.close()
     ended = time.monotonic()
@@ -174,8 +175,8 @@ def keep(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
         "close_seconds": ended - began,
         "last_step_at": began,
         "peak_bytes": peak,
-        "helpers_peak_bytes": sum(helpers),
-        "cpu_cores_of_loop": None,
+        "helpers_peak_bytes": helpers_peak,
+        "helpers": helpers,
     }
 
 

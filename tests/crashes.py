@@ -1,12 +1,14 @@
-"""Crash saves on purpose, in processes of their own. Run by test_checkpoint.py: `python crashes.py MODE DIRECTORY …`.
+"""Crash saves on purpose, in processes of their own. Run by test_checkpoint.py: `python crashes.py MODE
+DIRECTORY …`.
 
-    points    dies once before, in the middle of, and after every write, fsync, rename and removal of a save; more
+    points    dies once before, in the middle of, and after every write, fsync, rename and removal of a save;
+    more
               arguments choose scenarios
     kills     SIGKILL at a random moment, again and again, always in the same run
     limits    saves under a file size limit (what a full disk or a quota does), for many limits
 
-torch is imported once; each victim is a fork. A checkpoint of step s holds the value s everywhere, so that whoever reads
-it can tell whether it is the right one, and whole. One line of JSON for each victim.
+torch is imported once; each victim is a fork. A checkpoint of step s holds the value s everywhere, so that
+whoever reads it can tell whether it is the right one, and whole. One line of JSON for each victim.
 """
 
 from __future__ import annotations
@@ -173,7 +175,10 @@ def points(base: Path, chosen: list[str]) -> None:
 
             _, status = os.waitpid(fork(victim), 0)
             code = os.waitstatus_to_exitcode(status)
-            print(json.dumps({"scenario": name, "point": deadly, "code": code, "run": str(files.directory)}), flush=True)
+            print(
+                json.dumps({"scenario": name, "point": deadly, "code": code, "run": str(files.directory)}),
+                flush=True,
+            )
             if code != 77:
                 break
 
@@ -206,7 +211,10 @@ def kills(base: Path, count: int) -> None:
             acknowledged = [int(line) for line in stream.read().split()]
         state = examine(files, width=256)
         print(
-            json.dumps({"start": start, "acknowledged": acknowledged[-1] if acknowledged else start, **state}), flush=True
+            json.dumps(
+                {"start": start, "acknowledged": acknowledged[-1] if acknowledged else start, **state}
+            ),
+            flush=True,
         )
 
 

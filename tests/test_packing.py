@@ -22,9 +22,9 @@ from daypoint.packing import pack, unpack
 from daypoint.tensorfile import read_tensors, write_tensors
 
 
-def through(value, tmp_path=None):
+def through(value, tmp_path=None, *, copy=True):
     """The round trip, through real JSON and, when there is a place for it, a real safetensors file."""
-    tensors, document = pack(value, "state")
+    tensors, document = pack(value, "state", copy=copy)
     text = orjson.dumps(document)
     if tmp_path is not None:
         path = tmp_path / "tensors.safetensors"
@@ -110,7 +110,7 @@ def test_the_document_is_strict_json(value):
         {"float": "NaN"},
         {"tensor": "state.0"},
         {"pairs": [[1, 2]]},
-        {1: "a", "1": "b", True: "c"},
+        {1: "a", "1": "b", (1,): "c", None: "d", False: "e"},
         {"a": 2**53, "b": -(2**64), "c": 10**400},
         {"": {"": None}},
         {"lone surrogate": "\ud800", "\ud800": 1},
@@ -133,9 +133,19 @@ DTYPES = sorted(
     {
         value
         for value in vars(torch).values()
-        if isinstance(value, torch.dtype) and not str(value).startswith(("torch.q", "torch.bits", "torch.int", "torch.uint"))
+        if isinstance(value, torch.dtype)
+        and not str(value).startswith(("torch.q", "torch.bits", "torch.int", "torch.uint"))
     }
-    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64},
+    | {
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    },
     key=str,
 )
 
@@ -143,7 +153,11 @@ DTYPES = sorted(
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_comes_back_to_the_last_bit(dtype, tmp_path):
-    raw = torch.arange(3 * 16, dtype=torch.uint8) % 2 if dtype is torch.bool else torch.arange(200, 248).to(torch.uint8)
+    raw = (
+        torch.arange(3 * 16, dtype=torch.uint8) % 2
+        if dtype is torch.bool
+        else torch.arange(200, 248).to(torch.uint8)
+    )
     value = raw.view(dtype)
     back = through({"all": value, "scalar": value[0], "empty": value[:0]}, tmp_path)
     assert same(back["all"], value)
@@ -151,7 +165,8 @@ def test_every_dtype_comes_back_to_the_last_bit(dtype, tmp_path):
     assert same(back["empty"], value[:0])
 
 
-def test_views_and_odd_layouts_come_back_with_their_values(tmp_path):
+@pytest.mark.parametrize("copy", [True, False])
+def test_views_and_odd_layouts_come_back_with_their_values(tmp_path, copy):
     base = torch.arange(24.0).reshape(2, 3, 4)
     value = {
         "transposed": base.transpose(0, 2),
@@ -165,7 +180,7 @@ def test_views_and_odd_layouts_come_back_with_their_values(tmp_path):
         "empty": torch.empty(0, 3),
         "grad": torch.ones(2, requires_grad=True),
     }
-    back = through(value, tmp_path)
+    back = through(value, tmp_path, copy=copy)
     assert back.keys() == value.keys()
     assert all(same(back[name], tensor) for name, tensor in value.items())
 
@@ -192,7 +207,11 @@ def test_a_copy_does_not_follow_the_live_tensor():
 
 
 def test_paths_that_read_alike_keep_their_own_tensors():
-    value = {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0), "b#2": torch.tensor(3.0)}, "__metadata__": torch.tensor(4.0)}
+    value = {
+        "a.b": torch.tensor(1.0),
+        "a": {"b": torch.tensor(2.0), "b#2": torch.tensor(3.0)},
+        "__metadata__": torch.tensor(4.0),
+    }
     back = through(value)
     assert back["a.b"] == 1
     assert back["a"]["b"] == 2

@@ -91,9 +91,10 @@ def test_the_train_log_has_count_mean_variance_min_and_max_of_each_epoch(cfg):
     assert (epoch["epoch"], epoch["first_step"], epoch["steps"], epoch["complete"]) == (0, 0, 3, True)
 
 
-def test_log_gives_back_plain_numbers(cfg):
+def test_what_is_recorded_are_plain_numbers(cfg):
     with daypoint.open_run(cfg) as run:
-        values = run.log({"a": torch.tensor(1.25, requires_grad=True), "b": torch.tensor(3)}, c=True)
+        run.log({"a": torch.tensor(1.25, requires_grad=True), "b": torch.tensor(3)}, c=True)
+        values = run.latest
     assert values == {"a": 1.25, "b": 3, "c": True}
     assert [type(v) for v in values.values()] == [float, int, bool]
 
@@ -320,7 +321,7 @@ def test_another_rank_than_0_checks_its_values_and_writes_nothing(cfg, monkeypat
     with daypoint.open_run(cfg, run_dir=directory) as run:
         assert not run.is_main
         for _ in run.epochs(1):
-            assert run.log(loss=torch.tensor(1.5)) == {"loss": 1.5}
+            run.log(loss=torch.tensor(1.5))
             with pytest.raises(ScalarError):
                 run.log(loss=torch.tensor([1.5]))
             run.log_epoch(acc=1.0)

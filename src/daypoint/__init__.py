@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         StoreError,
     )
     from daypoint.hydra_app import register_configs
-    from daypoint.run import Run, open_run
+    from daypoint.opening import open_run
+    from daypoint.resume import resumed
+    from daypoint.run import Run
     from daypoint.scalar import scalar_loss, to_py
     from daypoint.shapes import print_shapes
 
@@ -47,9 +49,10 @@ _HOMES = {
     "ScalarError": "errors",
     "StoreError": "errors",
     "fill": "config",
-    "open_run": "run",
+    "open_run": "opening",
     "print_shapes": "shapes",
     "register_configs": "hydra_app",
+    "resumed": "resume",
     "scalar_loss": "scalar",
     "to_py": "scalar",
 }

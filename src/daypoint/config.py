@@ -218,5 +218,36 @@ def fill(config: DictConfig, key: str, **found: Any) -> None:
             given = node.get(name)
             if given is None or given == "auto":
                 node[name] = value
+                if (filled := node._get_node(name)) is not None:
+                    filled._set_flag(_WAS_NULL if given is None else _WAS_AUTO, True)
             elif (list(given) if isinstance(given, ListConfig) else given) != value:
                 raise ConfigError(f"{key}.{name}: the config says {given}, the data says {value}")
+
+
+_WAS_NULL, _WAS_AUTO = "daypoint_was_null", "daypoint_was_auto"
+
+
+def filled(config: Any) -> dict[str, str | None]:
+    """What `fill` has replaced: null or "auto", by dotted key."""
+    found: dict[str, str | None] = {}
+
+    def visit(node: DictConfig, prefix: str) -> None:
+        for name in node:
+            inner = node._get_node(name)
+            if inner is not None and (inner._get_node_flag(_WAS_NULL) or inner._get_node_flag(_WAS_AUTO)):
+                found[f"{prefix}{name}"] = None if inner._get_node_flag(_WAS_NULL) else "auto"
+            elif isinstance(inner, DictConfig) and not inner._is_none() and not inner._is_interpolation():
+                visit(inner, f"{prefix}{name}.")
+
+    if isinstance(config, DictConfig):
+        visit(config, "")
+    return found
+
+
+def escaped(value: Any) -> Any:
+    """Plain data as OmegaConf has to get it, so that text that looks like an interpolation stays text."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: escaped(item) for key, item in value.items()}
+    return [escaped(item) for item in value] if isinstance(value, list) else value

@@ -130,8 +130,9 @@ class Courier:
         if os.getpid() != self._owner:
             return Outcome(False, error="a forked process has no courier")
         run = self._runs.setdefault(str(directory), _Known())
-        run.closing = True
+        self._receive(0.0)
         self._keep_alive()
+        run.closing, run.lasting = True, False
         self._send({"close": str(directory)})
         now = time.monotonic()
         deadline, call_at = now + wait_seconds, now + 1.0
@@ -235,10 +236,11 @@ class Courier:
             return
         *lines, self._inbox = (self._inbox + received).split(b"\n")
         for line in lines:
-            self._hear(json.loads(line))
+            with contextlib.suppress(ValueError):  # a stray print of some library is not ours to die of
+                self._hear(json.loads(line))
 
-    def _hear(self, message: dict[str, object]) -> None:
-        run = self._runs.get(message.pop("run"))
+    def _hear(self, message: object) -> None:
+        run = self._runs.get(message.get("run")) if isinstance(message, dict) else None
         if run is None:
             return
         if text := message.get("error"):

@@ -75,9 +75,15 @@ class Parcel:
 
 
 class Delivery:
-    """The loop. `trainer_pid` is the process that started this one."""
+    """The loop.
 
-    def __init__(self, trainer_pid: int) -> None:
+    Args:
+        trainer_pid: the process that started this one.
+        answers: descriptor on which to answer, not blocking.
+    """
+
+    def __init__(self, trainer_pid: int, answers: int) -> None:
+        self._answers = answers
         self._trainer_pid = trainer_pid
         self._is_child = os.getppid() == trainer_pid
         self._parcels: dict[str, Parcel] = {}
@@ -133,6 +139,7 @@ class Delivery:
                 parcel = self._parcels[directory]
                 parcel.closing = True
                 parcel.next_try = 0.0
+                parcel.complaints.clear()  # somebody waits: what still fails is worth saying again
 
     def _hang_up(self) -> None:
         self._hung_up_at = self._progress_at = time.monotonic()
@@ -161,7 +168,7 @@ class Delivery:
         """Write what the pipe takes. A trainer that does not read must not stop us."""
         try:
             while self._outbox:
-                self._outbox = self._outbox[os.write(sys.stdout.fileno(), self._outbox) :]
+                self._outbox = self._outbox[os.write(self._answers, self._outbox) :]
         except BlockingIOError:
             pass
         except OSError:
@@ -334,8 +341,11 @@ def main(trainer_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(10)
-    os.set_blocking(sys.stdout.fileno(), False)
-    delivery = Delivery(trainer_pid)
+    answers = os.dup(sys.stdout.fileno())
+    os.set_blocking(answers, False)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # MLflow prints, and must not answer for us
+    delivery = Delivery(trainer_pid, answers)
     signal.signal(signal.SIGTERM, delivery.hurry)
     try:
         delivery.run()

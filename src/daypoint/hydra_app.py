@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from daypoint import day, ranks
 from daypoint.config import SCHEMAS, check, outputs_directory, section
-from daypoint.errors import ConfigError
+from daypoint.errors import ConfigError, DaypointError
 
 SWEEP_VARIABLE = "DAYPOINT_SWEEP_DIR"
 """Tells the job processes of a sweep which directory the sweep's own process has claimed."""
@@ -62,6 +62,33 @@ def current_job() -> HydraJob | None:
         choices={str(group): str(member) for group, member in hydra.runtime.choices.items()},
         sweep_job=int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None,
     )
+
+
+@contextlib.contextmanager
+def one_message() -> Iterator[None]:
+    """In a Hydra app, have Hydra print an error of daypoint's as its message alone, without the traceback that a bug gets.
+
+    `HYDRA_FULL_ERROR=1` shows the traceback all the same. Outside Hydra errors pass unchanged.
+    """
+    try:
+        yield
+    except DaypointError as error:
+        if current_job() is None:
+            raise
+        from hydra.errors import CompactHydraException
+
+        kind = type(type(error).__name__, (type(error), CompactHydraException), {})
+        raise kind(f"error: {error}") from error
+
+
+def parsed_overrides(overrides: list[str]) -> list[tuple[str, Any]]:
+    """Overrides as (key, value); a deleted key has the value None."""
+    if not overrides:
+        return []
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return [(item.key_or_group, None if item.is_delete() else item.value()) for item in parsed]
 
 
 def register_configs() -> None:
@@ -122,6 +149,7 @@ def _sweep_dir(*, _root_: DictConfig) -> str:
 
 def _claim_once(kind: str, root: DictConfig) -> Path:
     if kind not in _claimed:
+        # A run that goes on has its directory; this one stays empty, unless Hydra logs into it.
         tracking = section(
             {"tracking": OmegaConf.to_container(root.get("tracking", {}), resolve=True)}, "tracking"
         )

@@ -1,16 +1,18 @@
-"""Identity: who a run and a checkpoint are. run.json, the hash of a config, and the identity card of a checkpoint.
+"""Identity: who a run and a checkpoint are. run.json, the hash of a config, the identity card of a checkpoint.
 
-A card says what a checkpoint is (the run, the step, every hyperparameter, the numbers at that moment, the code) and
-lists size and SHA-256 of the files beside it; its own hash covers everything else in it, so that an edited value is
-noticed. This is a seal against accidents and careless edits, not a signature.
+A card says what a checkpoint is (the run, the step, every hyperparameter, the numbers at that moment, the
+code) and lists size and SHA-256 of the files beside it; its own hash covers everything else in it, so that an
+edited value is noticed. This is a seal against accidents and careless edits, not a signature.
 
-This module imports neither torch nor mlflow nor hydra, so that every reader of runs can afford it; it knows no tensor.
+This module imports neither torch nor mlflow nor hydra, so that every reader of runs can afford it; it knows
+no tensor.
 One number: a card is read and checked in 0.2 ms.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
@@ -49,6 +51,18 @@ IGNORED = ("debug", "hydra", "resume", "tracking", "trainer.device", "trainer.ke
 """Config keys that leave the result of a training as it is: where it is recorded, shown and computed."""
 
 _LARGEST_JSON_BYTES = 32 * 2**20
+_DAY = re.compile(r"\d{8}")
+_NEEDED: dict[str, type] = {
+    "uid": str,
+    "day": str,
+    "attempt": int,
+    "step": int,
+    "config": dict,
+    "config_sha256": str,
+    "config_ignored": list,
+    "metrics": dict,
+    "files": dict,
+}
 
 
 # ---------------------------------------------------------------- run.json
@@ -93,9 +107,9 @@ def read_run(directory: Path) -> dict[str, Any]:
 def config_sha256(config: Mapping[str, Any], ignored: Sequence[str] = IGNORED) -> str:
     """The hash of what matters in a resolved config: equal for two configs that ask for the same training.
 
-    The order of keys and the way a number was written do not matter (1e-5 and 0.00001 are one float), nor whether a
-    sequence is a list or a tuple. The type of a number does: to many libraries 1 and 1.0 mean different things (and a
-    typed schema has made them one already).
+    The order of keys and the way a number was written do not matter (1e-5 and 0.00001 are one float), nor
+    whether a sequence is a list or a tuple. The type of a number does: to many libraries 1 and 1.0 mean
+    different things (and a typed schema has made them one already).
 
     Args:
         config: plain data, secrets redacted, so that whoever has the card can compute it again.
@@ -222,9 +236,36 @@ def parse_card(card: dict[str, Any], where: str) -> dict[str, Any]:
         if _config_hash(content) != content.get("config_sha256"):
             edited = "; among what changed is a hyperparameter (config_sha256 does not match either)"
         raise CheckpointError(f"{where}: the card was edited or damaged after it was written{edited}")
+    if missing := _ill_formed(card):
+        raise CheckpointError(f"{where}: the card has no proper {missing}; daypoint did not write it")
     if _config_hash(content) != content["config_sha256"]:
         raise CheckpointError(f"{where}: config_sha256 is not the hash of the config in this card")
     return {**card, "metrics": files.decode_metrics(card["metrics"])}
+
+
+def _ill_formed(card: Mapping[str, Any]) -> str | None:
+    """The first entry that readers rely on and cannot. (Anybody can make a seal: it does not vouch for these.)"""
+    for key, kind in _NEEDED.items():
+        if type(card.get(key)) is not kind:
+            return key
+    if not _DAY.fullmatch(card["day"]):  # it becomes part of file names
+        return "day"
+    for listed in card["files"].values():
+        if (
+            type(listed) is not dict
+            or type(listed.get("bytes")) is not int
+            or type(listed.get("sha256")) is not str
+        ):
+            return "files"
+    try:
+        values = files.decode_metrics(card["metrics"]).values()
+    except ValueError:
+        return "metrics"
+    if not all(type(value) in (bool, int, float) for value in values):
+        return "metrics"
+    monitor = card.get("monitor")
+    proper = monitor is None or (type(monitor) is dict and type(monitor.get("metric")) is str)
+    return None if proper else "monitor"
 
 
 def reference(card: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:

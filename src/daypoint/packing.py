@@ -1,12 +1,14 @@
-"""Packing: nested Python data with tensors in it, as named tensors and strict JSON. No pickle, no code, nothing guessed.
+"""Packing: nested Python data with tensors in it, as named tensors and strict JSON. No pickle, nothing guessed.
 
-    {"lr": 0.1, "state": {0: {"exp_avg": tensor(...)}}}
-      -> {"state.0.exp_avg": tensor(...)},
-         {"dict": {"lr": 0.1, "state": {"pairs": [[0, {"dict": {"exp_avg": {"tensor": "state.0.exp_avg"}}}]]}}}
+    {"lr": 0.1, "state": {0: (tensor(...), None)}}
 
-Numbers, texts and lists stand for themselves; everything else is an object with one key that says what it is, so
-nothing that a user stores can be mistaken for a mark of ours. What comes back is equal in value and in type: tuples,
-int keys, NaN, large ints, bytes, numpy and complex included. Whatever is not on the list is refused with its path.
+    ->  {"state.0.0": tensor(...)},
+        {"dict": {"lr": 0.1, "state": {"pairs": [[0, {"tuple": [{"tensor": "state.0.0"}, null]}]]}}}
+
+Numbers, texts and lists stand for themselves; everything else is an object with one key that says what it is,
+so nothing that a user stores can be mistaken for a mark of ours. What comes back is equal in value and in
+type: tuples, int keys, NaN, large ints, bytes, numpy and complex included. Whatever is not on the list is
+refused with its path.
 One number: the state of Adam over 100 tensors packs in 1 ms.
 """
 
@@ -35,9 +37,9 @@ def pack(value: Any, where: str = "", *, copy: bool = True) -> tuple[dict[str, t
     """Take plain data apart into tensors and a strict JSON document.
 
     Args:
-        value: dicts, lists, tuples, sets, Python and numpy numbers, texts, bytes, None, tensors, numpy arrays,
-            torch dtypes, devices and sizes, nested as you like. Views, shared, non-contiguous, 0-dim, empty and
-            complex tensors are fine; a tensor that occurs twice is stored once.
+        value: dicts, lists, tuples, sets, Python and numpy numbers, texts, bytes, None, tensors, numpy
+            arrays, torch dtypes, devices and sizes, nested as you like. Views, shared, non-contiguous, 0-dim,
+            empty and complex tensors are fine; a tensor that occurs twice is stored once.
         where: how to call `value` in messages and tensor names.
         copy: whether the tensors are copies, so that training may go on; otherwise they may share memory.
 
@@ -74,7 +76,9 @@ def host(tensor: torch.Tensor, where: str, *, copy: bool) -> torch.Tensor:
     if tensor.is_meta:
         _refuse(where, "a tensor on the meta device, which has no data", "materialise it with to_empty()")
     if tensor.is_quantized:
-        _refuse(where, f"a quantized tensor ({tensor.dtype})", "store dequantize() or int_repr() with its scale")
+        _refuse(
+            where, f"a quantized tensor ({tensor.dtype})", "store dequantize() or int_repr() with its scale"
+        )
     if tensor.layout is not torch.strided:
         _refuse(where, f"a tensor of layout {tensor.layout}", "store to_dense()")
     plain = tensor.detach().resolve_conj().resolve_neg()
@@ -116,7 +120,9 @@ class _Packer:
         if kind in (set, frozenset):
             return {kind.__name__: self.items(sorted(value, key=repr), where, depth)}
         if kind is dict and all(type(key) is str and _is_unicode(key) for key in value):
-            return {"dict": {key: self.pack(item, _join(where, key), depth + 1) for key, item in value.items()}}
+            return {
+                "dict": {key: self.pack(item, _join(where, key), depth + 1) for key, item in value.items()}
+            }
         if kind is dict or kind in _MAPS.values():
             pairs = [
                 [self.pack(key, f"{where} (key)", depth + 1), self.pack(item, _join(where, key), depth + 1)]

@@ -1,6 +1,7 @@
-"""Provenance: which code and which versions a run was made with. It asks git and the package metadata, nothing else.
+"""Provenance: which code and which versions a run was made with, asked of git and of the package metadata.
 
-It imports none of the packages whose versions it reports, and no state of a repository, or its absence, makes it raise.
+It imports none of the packages whose versions it reports, and no state of a repository, or its absence, makes
+it raise.
 One number: 15 ms for a clean repository, 40 ms for one with uncommitted changes.
 """
 
@@ -27,7 +28,7 @@ GENERATED = ("outputs", "mlruns")
 
 _LARGEST_UNTRACKED_BYTES = 2**20
 _PRIVATE = (".env*", ".netrc", "*.pem", "*.key", "id_rsa*", "*credential*", "*secret*")
-# Set while git runs a hook; they would make every git below it speak of that repository instead of the project's.
+# Set while git runs a hook; with them every git would speak of that repository instead of the project's.
 _HOOK_VARIABLES = (
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -76,10 +77,10 @@ def git_state(
 def uncommitted_diff(
     root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
 ) -> bytes:
-    """What `git apply` needs to get from the commit to the tree as it is, untracked files included. Never raises.
+    """What `git apply` needs to get from the commit to the tree, untracked files included. Never raises.
 
-    An untracked file over 1 MiB, or named like a place for secrets (`.env`), is only named, with its size, in a line
-    at the top. Empty for a clean tree, and when git cannot tell (`git_state` then has the reason).
+    An untracked file over 1 MiB, or named like a place for secrets (`.env`), is only named, with its size, in
+    a line at the top. Empty for a clean tree, and when git cannot tell (`git_state` then has the reason).
     """
     return _inspect(root, generated, timeout_seconds)[1]
 
@@ -132,8 +133,8 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
         else:
             new.append(path)
     with tempfile.TemporaryDirectory(prefix="daypoint-") as scratch:
-        # A copy of the index in which untracked files are announced, so that one diff covers both and the user's
-        # own index stays as it is.
+        # A copy of the index in which untracked files are announced, so that one diff covers both and the
+        # user's own index stays as it is.
         copy = os.path.join(scratch, "index")
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(os.path.join(os.fsencode(git.root), index), copy)
@@ -169,7 +170,7 @@ class _Git:
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> bytes:
         command = ["git", "-C", os.fspath(self.root), *arguments]
-        # Files, not pipes, and a process group of its own: a helper that git leaves behind can then hold nobody up.
+        # Files, not pipes, and a process group of its own: no helper that git leaves behind can hold us up.
         with (
             tempfile.TemporaryFile() as source,
             tempfile.TemporaryFile() as out,

@@ -36,6 +36,8 @@ def new_record(
     mode: str | None = None,
     keep: int | None = None,
     device: str | None = None,
+    references: dict[str, str] | None = None,
+    filled: dict[str, str | None] | None = None,
 ) -> dict[str, Any]:
     """The content of run.json at the start of a run.
 
@@ -45,6 +47,7 @@ def new_record(
         plain: the resolved config.
         job: what Hydra knows, or None.
         uri: the MLflow store, or None when tracking is off.
+        references, filled: which values of the config followed others, or were put in by the program; a resume needs it.
     """
     day_tag = _day_of(directory, root / settings.outputs, moment)
     config = redaction.redact(plain)
@@ -75,6 +78,9 @@ def new_record(
         "data": _describe(data),
         "monitor": {"metric": monitor, "mode": mode or _mode(monitor)} if monitor else None,
         "keep": keep,
+        "references": references or {},
+        "filled": filled or {},
+        "choices": job.choices if job is not None else {},
         "sweep": sweep,
         "attempts": [new_attempt(1, moment, job)],
     }
@@ -93,6 +99,7 @@ def new_attempt(number: int, moment: datetime, job: HydraJob | None, from_step: 
         "argv": redaction.redact_overrides(sys.argv),
         "overrides": redaction.redact_overrides(job.overrides if job else []),
         "from_step": from_step,
+        "changes": {},
         "error": None,
     }
 

@@ -2,26 +2,40 @@
 
 Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of the epoch.
 `end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows nothing of directories being
-claimed, of MLflow or of the screen. One number: three CPU scalars a step cost about 8 microseconds, most of it the write.
+claimed, of MLflow or of the screen. One number: three CPU scalars a step cost about 6 microseconds, most of it the write.
+
+A tensor on an accelerator is not waited for. It is checked by shape and dtype, copied on its device (`daypoint.ring`), and the event is
+written when the copy has arrived, in order and with its own step and time: at the latest 64 steps later, and always when an epoch
+begins or ends, at `log_epoch`, at a checkpoint and at the end of the run, however it ends. What is logged and not yet
+written is lost by SIGKILL: at most those 64 steps, or, as long as the device keeps up, half a second and a step. The environment variable
+DAYPOINT_DEFER says otherwise: 0, every value is waited for and written at once; 1, CPU tensors are deferred too, as tests do.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daypoint import files as strict
 from daypoint.day import RunFiles
-from daypoint.errors import RunError, ScalarError
+from daypoint.errors import ConfigError, RunError, ScalarError
 from daypoint.files import decode_metrics, encode_metrics
 from daypoint.journal import Journal
 from daypoint.keys import mlflow_key
-from daypoint.scalar import to_py, to_step
+from daypoint.replay import Replay
+from daypoint.scalar import check_scalar, to_py, to_step
 from daypoint.stats import RunningStats
 
+if TYPE_CHECKING:
+    from daypoint.ring import Ring
+
 TRAIN_LOG_FORMAT = "daypoint/train-log/1"
+
+_DEFERRED = {"": (False,), "0": (), "1": (False, True)}
+"""By DAYPOINT_DEFER: tensors with which `is_cpu` are read later."""
 
 
 def now_ms() -> int:
@@ -35,46 +49,50 @@ class Recorder:
     Args:
         journal: open for appending.
         files: where the train log goes.
-        step: the step of the first batch (steps done before).
+        carried: what an earlier attempt recorded before the step at which this one goes on.
         on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may raise.
+
+    Raises:
+        ConfigError: DAYPOINT_DEFER is neither 0 nor 1.
 
     Attributes:
         step: the step that the next batch will have; equally the number of steps done.
         epoch: the epoch that is being recorded, or None.
-        latest: the last value of every metric, by name.
+        latest: the last value of every metric that was written, by name; `flush` first to have all.
         epochs: the epochs recorded so far, as they stand in the train log.
+        carried: as given, until the first epoch begins.
     """
 
     def __init__(
         self,
         journal: Journal,
         files: RunFiles,
+        carried: Replay | None = None,
         *,
-        step: int = 0,
-        epochs: list[dict[str, Any]] | None = None,
         on_nonfinite: Callable[[str, float, int], None] | None = None,
     ) -> None:
-        self.step = step
+        self.carried = carried if carried is not None and carried.step else None
+        self.step = carried.step if carried is not None else 0
         self.epoch: int | None = None
-        self.latest: dict[str, bool | int | float] = {}
-        self.epochs = epochs or []
+        self.latest: dict[str, bool | int | float] = dict(carried.latest) if carried is not None else {}
+        self.epochs = list(carried.epochs) if carried is not None else []
         self._journal = journal
         self._files = files
         self._stats: dict[str, RunningStats] = {}
         self._epoch_metrics: dict[str, bool | int | float] = {}
-        self._epoch_first_step = step
+        self._epoch_first_step = self.step
         self._epoch_started_seconds = time.monotonic()
         self.on_nonfinite = on_nonfinite
-        self._all_finite = True
         self._known: set[str] = set()
         self._nonfinite: set[str] = set()
+        self._untold: list[tuple[str, float, int]] = []
+        self._deferred = _deferred()
+        self._ring: Ring | None = None
 
     # ------------------------------------------------------------ batches
 
-    def log(
-        self, metrics: Mapping[str, Any], step: int | None = None, batch_size: int | None = None
-    ) -> dict[str, bool | int | float]:
-        """Record the scalars of one batch; returns them as plain numbers.
+    def log(self, metrics: Mapping[str, Any], step: int | None = None, batch_size: int | None = None) -> None:
+        """Record the scalars of one batch.
 
         All of them or none: every value passes the door before anything is written.
 
@@ -85,38 +103,62 @@ class Recorder:
 
         Raises:
             ScalarError: a value is not one real number, or a name cannot be used.
-            JournalError: the event could not be written.
+            JournalError: the event, or an earlier one that was deferred, could not be written. Nothing of this call is
+                recorded; the earlier one is tried again.
+            RunError: the device failed; says which values are lost.
         """
         if step is None:
             step = self.step
         elif type(step) is not int or step < 0:
             step = to_step(step)
-        values = self._through_the_door(metrics, step, batch_size)
-        self._append("batch", step, values)
+        if self._ring is not None and self._ring.pending:
+            self._fetch()
+            self._tell()
+        values = self._through_the_door(metrics, step, batch_size, self._deferred)
+        if self._ring is not None and self._ring.pending:
+            self.step = step + 1
+            try:
+                self._ring.add(now_ms(), step, values)
+            except RunError as error:
+                self._write_what_is_left(error)
+                raise
+            return
+        self._write_batch(now_ms(), step, values)
         self.step = step + 1
-        stats = self._stats
-        for name, value in values.items():
-            if name not in stats:
-                stats[name] = RunningStats()
-            stats[name].update(value)
-        if not self._all_finite:
-            self._tell_nonfinite(values, step)
-        return values
+        if self._untold:
+            self._tell()
+
+    def flush(self) -> None:
+        """Write all that was deferred, waiting for the device.
+
+        Raises:
+            JournalError: it could not be written; it will be tried again.
+            RunError: the device failed; says which values are lost.
+        """
+        if self._ring is not None and self._ring.pending:
+            self._fetch(everything=True)
+        self._tell()
 
     def _through_the_door(
-        self, metrics: Mapping[str, Any], step: int, batch_size: int | None
-    ) -> dict[str, bool | int | float]:
+        self, metrics: Mapping[str, Any], step: int, batch_size: int | None, deferred: tuple[bool, ...]
+    ) -> dict[str, Any]:
+        """The values as plain numbers; those that are deferred as the tensors that will hold them."""
         if not metrics:
             raise ScalarError(f"step {step}: expected at least one metric, found none")
         known = self._known
-        values: dict[str, bool | int | float] = {}
+        values: dict[str, Any] = {}
         for name, value in metrics.items():
             if name not in known:
                 self._check_name(name)
-            try:
-                values[name] = to_py(value, name, batch_size=batch_size)
-            except ScalarError as error:
-                raise ScalarError(f"step {step}: {error}") from None
+            if type(value) is not float:
+                try:
+                    if getattr(value, "is_cpu", None) in deferred:
+                        value = self._deferred_value(value, name, batch_size)
+                    else:
+                        value = to_py(value, name, batch_size=batch_size)
+                except ScalarError as error:
+                    raise ScalarError(f"step {step}: {error}") from None
+            values[name] = value
         return values
 
     def _check_name(self, name: object) -> None:
@@ -128,28 +170,71 @@ class Recorder:
             raise ScalarError(str(error)) from None
         self._known.add(name)
 
-    def _append(self, event: str, step: int, values: dict[str, bool | int | float]) -> None:
+    def _deferred_value(self, value: Any, name: str, batch_size: int | None) -> Any:
+        check_scalar(value, name, batch_size)
+        from daypoint import ring  # imports torch, as the owner of a tensor has
+
+        if not ring.can_hold(value):
+            return to_py(value, name, batch_size=batch_size)
+        if self._ring is None:
+            self._ring = ring.Ring()
+        return self._ring.put(value, name)
+
+    def _fetch(self, everything: bool = False) -> None:
+        """Write the events whose values have arrived."""
+        assert self._ring is not None
+        try:
+            for time_ms, step, values in self._ring.take(everything):
+                self._write_batch(time_ms, step, values)
+        except RunError as error:
+            self._write_what_is_left(error)
+            raise
+
+    def _write_what_is_left(self, error: RunError) -> None:
+        """The device failed. Numbers that were not on it are written, and what is lost is said."""
+        assert self._ring is not None
+        self._append_notice(now_ms(), max(self.step - 1, 0), str(error))
+        for time_ms, step, values in self._ring.take(everything=True):
+            self._write_batch(time_ms, step, values)
+
+    def _write_batch(self, time_ms: int, step: int, values: dict[str, bool | int | float]) -> None:
+        self._append("batch", time_ms, step, values)
+        stats = self._stats
+        for name, value in values.items():
+            if name not in stats:
+                stats[name] = RunningStats()
+            stats[name].update(value)
+
+    def _append(self, event: str, time_ms: int, step: int, values: dict[str, bool | int | float]) -> None:
         encoded: Mapping[str, Any] = values
-        self._all_finite = True
         for value in values.values():
             if type(value) is not float or not math.isfinite(value):
                 encoded = encode_metrics(values)
-                self._all_finite = all(map(_is_finite, values.values()))
                 break
         self._journal.append_encoded(
-            {"event": event, "time": now_ms(), "step": step, "epoch": self.epoch, "metrics": encoded}
+            {"event": event, "time": time_ms, "step": step, "epoch": self.epoch, "metrics": encoded}
         )
         self.latest.update(values)
+        if encoded is not values:
+            self._note_nonfinite(values, time_ms, step)
 
-    def _tell_nonfinite(self, values: Mapping[str, bool | int | float], step: int) -> None:
+    def _note_nonfinite(self, values: Mapping[str, bool | int | float], time_ms: int, step: int) -> None:
         for name, value in values.items():
-            if not _is_finite(value):
+            if type(value) is float and not math.isfinite(value):
                 if name not in self._nonfinite:
                     self._nonfinite.add(name)
-                    text = f"{name} is {value} at step {step}"
-                    self._journal.append({"event": "notice", "time": now_ms(), "step": step, "text": text})
-                if self.on_nonfinite is not None:
-                    self.on_nonfinite(name, value, step)
+                    self._append_notice(time_ms, step, f"{name} is {value} at step {step}")
+                self._untold.append((name, value, step))
+
+    def _append_notice(self, time_ms: int, step: int, text: str) -> None:
+        self._journal.append({"event": "notice", "time": time_ms, "step": step, "text": text})
+
+    def _tell(self) -> None:
+        """Pass on what is not finite, now that it is recorded; this may raise."""
+        untold, self._untold = self._untold, []
+        if self.on_nonfinite is not None:
+            for name, value, step in untold:
+                self.on_nonfinite(name, value, step)
 
     # ------------------------------------------------------------ epochs
 
@@ -162,26 +247,34 @@ class Recorder:
         """Start the statistics of an epoch."""
         if self.epoch is not None:
             raise RunError(f"epoch {epoch}: epoch {self.epoch} is still open; epochs cannot overlap")
+        self.flush()
         self.epoch = epoch
         self._stats = {}
         self._epoch_metrics = {}
         self._epoch_first_step = self.step
+        carried, self.carried = self.carried, None
+        if carried is not None and carried.epoch == epoch:  # it goes on in the middle
+            self._stats = carried.stats
+            self._epoch_metrics = carried.metrics
+            self._epoch_first_step = self.step - carried.steps_in_epoch
         self._epoch_started_seconds = time.monotonic()
 
-    def log_epoch(self, metrics: Mapping[str, Any]) -> dict[str, bool | int | float]:
+    def log_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Record scalars of the whole epoch (validation); their step is that of the last batch.
+
+        Values on a device are waited for, and all that was deferred is written first.
 
         Raises:
             ScalarError: a value is not one real number.
             JournalError: the event could not be written.
+            RunError: the device failed; says which values are lost.
         """
+        self.flush()
         step = max(self.step - 1, 0)
-        values = self._through_the_door(metrics, step, None)
-        self._append("epoch_metrics", step, values)
+        values = self._through_the_door(metrics, step, None, deferred=())
+        self._append("epoch_metrics", now_ms(), step, values)
         self._epoch_metrics.update(values)
-        if not self._all_finite:
-            self._tell_nonfinite(values, step)
-        return values
+        self._tell()
 
     def end_epoch(self, complete: bool = True) -> dict[str, Any]:
         """Record the statistics of the epoch and rewrite the train log; returns the epoch's entry in it.
@@ -190,6 +283,8 @@ class Recorder:
             complete: False when the epoch was left early.
         """
         assert self.epoch is not None
+        if self._ring is not None and self._ring.pending:
+            self._fetch(everything=True)
         entry = {
             "epoch": self.epoch,
             "complete": complete,
@@ -205,6 +300,7 @@ class Recorder:
         self.epoch = None
         self.epochs.append(entry)
         self.write_train_log()
+        self._tell()  # last: an epoch is over also when its values stop the run
         return entry
 
     def write_train_log(self) -> None:
@@ -215,6 +311,7 @@ class Recorder:
 
     def checkpoint(self, path: str, epoch: int | None, metrics: Mapping[str, Any]) -> None:
         """Record that a checkpoint was committed."""
+        self.flush()
         self._journal.append(
             {
                 "event": "checkpoint",
@@ -227,8 +324,11 @@ class Recorder:
         )
 
 
-def _is_finite(value: bool | int | float) -> bool:
-    return type(value) is not float or math.isfinite(value)
+def _deferred() -> tuple[bool, ...]:
+    setting = os.environ.get("DAYPOINT_DEFER", "")
+    if setting not in _DEFERRED:
+        raise ConfigError(f"DAYPOINT_DEFER: expected 0 or 1, found {setting!r}")
+    return _DEFERRED[setting]
 
 
 def train_log(files: RunFiles, epochs: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Redaction: secrets out of whatever is about to be written or shown. A secret becomes `***`.
 
-What is a secret is told by the name it stands under (`tracking.password`, `apiKey`, `HF_TOKEN`), by its place in a URL
-(`https://user:pass@host`, `?token=…`), or by the well-known look of a provider's key. Names are compared word by word,
-so `tokenizer`, `num_tokens`, `pad_token`, `key_dim` and `author` keep their values. This module knows no file and no
-config library: plain data in, plain data out. One number: 30 µs for a config of 50 values.
+What is a secret is told by the name it stands under (`tracking.password`, `apiKey`, `HF_TOKEN`), by its place in
+a URL (`https://user:pass@host`, `?token=…`), or by the well-known look of a provider's key. Names are compared
+word by word, so `tokenizer`, `num_tokens`, `pad_token`, `key_dim` and `author` keep their values.
+
+This module knows no file and no config library: plain data in, plain data out. One number: 0.1 ms for a config
+of 40 values.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 HIDDEN = "***"
@@ -95,7 +98,7 @@ _TOKEN_KINDS = frozenset(
 _PLAIN_WORD = re.compile(r"[a-z][a-z_./ ]*")
 _NOT_TEXT = re.compile(r"(?i)true|false|null|none|~|[-+]?[\d.][\d._]*(e[-+]?\d+)?")
 
-# A password may hold anything but white space; `host:8080/a@b` is a port and a path. The bounds keep hostile text cheap.
+# A password may hold anything but white space; `host:8080/a@b` is a port and a path. Bounds keep hostile text cheap.
 _URL_LOGIN = re.compile(r"""\b(\w[\w+.-]{0,20}://)[^\s/:@'"]{0,256}:(?!\d{1,5}/)[^\s'"]{0,512}@""")
 _URL_TOKEN = re.compile(r"\b(https?://)[\w-]{16,256}@")
 _NAME = re.compile(r"""(?<![\w.-])-{0,2}([\w.-]{0,128}\w)(['"]?\s?[=:]\s?)(['"]?)(?![{\[(\s])""")
@@ -119,7 +122,8 @@ def redact(config: Any, *, secrets: Collection[str] = ()) -> Any:
     """A copy of plain data (dicts, lists, scalars) without its secrets.
 
     Args:
-        secrets: texts known to be secret, such as values that came from the environment; hidden wherever they occur.
+        secrets: texts known to be secret, such as values that came from the environment; hidden wherever they
+            occur.
     """
     return _redact(config, "", False, sorted(filter(None, secrets), key=len, reverse=True))
 
@@ -134,10 +138,9 @@ def redact_overrides(arguments: list[str], *, secrets: Collection[str] = ()) -> 
             argument = HIDDEN if _is_secret_text(flag, argument) else argument
         elif sign:
             # `db.credentials.user=…`: a secret section hides what is in it.
-            sections = name.lstrip("+~-'\"").split(".")
-            hidden = any(_strength(section) == 2 for section in sections) or _is_secret_text(
-                sections[-1], value
-            )
+            *sections, last = name.lstrip("+~-'\"").split(".")
+            telling = [section for section in sections if _strength(section) == 2] + [last]
+            hidden = any(_is_secret_text(word, value) for word in telling)
             argument = f"{name}={HIDDEN}" if hidden and value else argument
         flag = argument.lstrip("-") if argument.startswith("--") and not sign else None
         redacted.append(redact_text(argument, secrets=secrets))
@@ -177,8 +180,8 @@ def _redact(value: Any, name: str, inside: bool, secrets: list[str]) -> Any:
 def _is_secret_text(name: str, text: str) -> bool:
     strength = _strength(name)
     if strength == 1:
-        # `token`, `auth` and `key` are also words of machine learning: numbers and switches under them are no secrets,
-        # nor is a plain word under a bare `key` (`key: image`).
+        # `token`, `auth` and `key` are also words of machine learning: numbers and switches under them are no
+        # secrets, nor is a plain word under a bare `key` (`key: image`).
         bare_key = _words(name) == ["key"]
         return not (_NOT_TEXT.fullmatch(text) or (bare_key and _PLAIN_WORD.fullmatch(text)))
     return strength == 2 and text.lower() not in ("null", "none", "true", "false")
@@ -197,7 +200,7 @@ def _strength(name: str) -> int:
         return 0
     if not _ALWAYS.isdisjoint(words):
         return 2
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(pairwise(words))
     if any(first in _KEY_KINDS and second in ("key", "keys") for first, second in pairs):
         return 2
     last, before = words[-1], words[-2] if len(words) > 1 else ""
@@ -209,7 +212,7 @@ def _strength(name: str) -> int:
 
 
 def _redact_pairs(text: str) -> str:
-    """`password=…`, `{"hf_token": "…"}`, `?sig=…`: only what is certain, since `token: x` and `key=x` are also prose."""
+    """`password=…`, `{"hf_token": "…"}`, `?sig=…`. Only what is certain: `token: x` and `key=x` are also prose."""
     if "=" not in text and ":" not in text:
         return text
     pieces: list[str] = []

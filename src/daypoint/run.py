@@ -1,12 +1,8 @@
-"""A run, from its opening to its end: wires the rooms below together and owns the status.
+"""A run: what the training loop talks to. It hands on to the recorder, the checkpoints, the courier and the screen.
 
-    with daypoint.open_run(cfg) as run: ...
-
-Opening claims the directory, writes run.json and the config, starts the journal and tells the courier. The end, whatever it is, goes
-into the journal first, then into run.json, then to MLflow through the courier: a normal end or `sys.exit(0)` is FINISHED, an exception or another
-exit code FAILED, Ctrl-C and SIGTERM KILLED. After SIGKILL nobody is left to say so but the courier, which does.
-
-This module never imports mlflow. One number: an open run holds two descriptors, the journal and the courier's pipe.
+The end, whatever it is, goes into the journal first, then into run.json, then to MLflow through the courier. After SIGKILL
+nobody is left to say anything but the courier, which does. How a run is opened, and which end has which status:
+`daypoint.opening`. One number: what `log` adds to the recorder's own cost is under half a microsecond.
 """
 
 from __future__ import annotations
@@ -14,28 +10,34 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-from omegaconf import DictConfig
-
-from daypoint import checkpoint, config, day, hydra_app, identity, keys, ranks, store
+from daypoint import checkpoint, config, day, identity, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
 from daypoint.courier import Courier
 from daypoint.day import RunFiles
-from daypoint.errors import DaypointError, JournalError, RunError
-from daypoint.files import write_atomic
-from daypoint.hydra_app import HydraJob
+from daypoint.errors import CheckpointError, DaypointError, RunError
 from daypoint.journal import Journal
-from daypoint.record import close_attempt, experiment_name, new_record
+from daypoint.optimization import keep_schedule, set_option
+from daypoint.record import close_attempt
 from daypoint.recorder import Recorder, now_ms
-from daypoint.scalar import to_py, to_step
+from daypoint.scalar import check_scalar, to_step
+
+
+_process = os.getpid()
+"""This process, for `log`, which is called too often to ask the kernel."""
+
+
+def _learn_process() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_learn_process)
 
 
 class Terminated(SystemExit):
@@ -67,6 +69,7 @@ class Run:
         journal: Journal | None,
         courier: Courier | None,
         console: RunConsole,
+        source: Path | None = None,
     ) -> None:
         self.directory = files.directory
         self.day = files.day
@@ -88,8 +91,12 @@ class Run:
         self._started_seconds = time.monotonic()
         self._silent_step = 0
         self._warned: set[str] = set()
-        self._left_error: JournalError | None = None
+        self._left_error: DaypointError | None = None
         self._batches: int | None = None
+        self._source = source
+        self._parent: dict[str, Any] | None = None
+        self._objects: dict[str, Any] = {}
+        self._stopping: BaseException | None = None
 
     # ------------------------------------------------------------ recording
 
@@ -100,8 +107,12 @@ class Run:
 
     @property
     def latest(self) -> dict[str, bool | int | float]:
-        """The last value of every metric."""
-        return dict(self._recorder.latest) if self._recorder else {}
+        """The last value of every metric. Waits for values that are still on a device."""
+        if self._recorder is None:
+            return {}
+        if not self._ended and os.getpid() == self._process:
+            self._recorder.flush()
+        return dict(self._recorder.latest)
 
     def log(
         self,
@@ -111,10 +122,12 @@ class Run:
         step: Any = None,
         batch_size: int | None = None,
         **named: Any,
-    ) -> dict[str, bool | int | float]:
+    ) -> None:
         """Record the scalars of one batch: `run.log(loss=loss, lr=0.1)` or `run.log({"train/loss": loss})`.
 
-        When it returns, the values survive the death of the process.
+        When it returns, the values survive the death of the process. But a tensor on an accelerator is not waited for: it is
+        copied there, and recorded within 64 steps, at the end of the epoch or of the run, or when something else is asked
+        for (`daypoint.recorder`); until then SIGKILL would lose it.
 
         Args:
             metrics: scalars by name: Python or numpy numbers, or 0-dim tensors on any device.
@@ -122,49 +135,50 @@ class Run:
             batch_size: makes the message about an unreduced loss more exact.
             named: more scalars.
 
-        Returns:
-            The same metrics as plain Python numbers.
-
         Raises:
             ScalarError: a value is not one real number; nothing of this call is recorded.
             JournalError: it could not be written (full disk); nothing of this call is recorded.
-            RunError: the run has ended, or this is another process than the one that opened it.
+            RunError: the run has ended, or this is another process than the one that opened it, or the device failed.
         """
-        if self._ended or os.getpid() != self._process:
+        if self._ended or _process != self._process:
             self._refuse()
         if metrics is None:
             metrics = named
         elif named:
             metrics = {**metrics, **named}
         if self._recorder is None:
-            values = {name: to_py(value, name, batch_size=batch_size) for name, value in metrics.items()}
+            for name, value in metrics.items():
+                check_scalar(value, name, batch_size)
             self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
-            return values
-        values = self._recorder.log(metrics, step, batch_size)
-        self._console.step(self._recorder.steps_in_epoch, values)
-        return values
+            return
+        self._recorder.log(metrics, step, batch_size)
+        self._console.step(self._recorder.steps_in_epoch, self._recorder.latest)
+        if self._stopping is not None:
+            self._stop_here()
 
-    def log_epoch(
-        self, metrics: Mapping[str, Any] | None = None, /, **named: Any
-    ) -> dict[str, bool | int | float]:
+    def log_epoch(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""
         if self._ended or os.getpid() != self._process:
             self._refuse()
         metrics = {**(metrics or {}), **named}
         if self._recorder is None:
-            return {name: to_py(value, name) for name, value in metrics.items()}
-        return self._recorder.log_epoch(metrics)
+            for name, value in metrics.items():
+                check_scalar(value, name)
+            return
+        self._recorder.log_epoch(metrics)
 
-    def epochs(self, count: int, *, start: int = 0, batches: int | None = None) -> Iterator[int]:
-        """Iterate over epochs `start` to `count - 1`; each one's statistics are recorded when it ends.
+    def epochs(self, count: int, *, batches: int | None = None) -> Iterator[int]:
+        """Iterate over the epochs 0 to `count - 1`; each one's statistics are recorded when it ends.
+
+        A resumed run goes on where its checkpoint was: with the next epoch, or, when `batches` is given and the
+        checkpoint was taken in the middle of one, in that epoch; `run.batch` says how many of its batches are done.
 
         Args:
             count: the number of epochs of the whole run.
-            start: the first one.
-            batches: batches in an epoch, for the progress bar.
+            batches: batches in an epoch; also the length of the progress bar.
         """
         self._batches = batches
-        for epoch in range(start, count):
+        for epoch in range(self._first_epoch(batches), count):
             self._begin_epoch(epoch, count)
             try:
                 yield epoch
@@ -172,6 +186,33 @@ class Run:
                 self._leave_epoch()
                 raise
             self._end_epoch(complete=True)
+
+    @property
+    def batch(self) -> int:
+        """Batches done in the epoch that is open; at its start 0, but for the epoch in which a resumed run goes on."""
+        recorder = self._recorder
+        return recorder.steps_in_epoch if recorder is not None and recorder.epoch is not None else 0
+
+    def _first_epoch(self, batches: int | None) -> int:
+        recorder = self._recorder
+        if recorder is None:
+            return 0
+        if self._source is not None and self._parent is None:
+            raise RunError(
+                f"run {self.address}: it resumes; call run.restore(model=..., optimizer=...) before the loop"
+            )
+        carried = recorder.carried
+        if carried is None:
+            return 0
+        if carried.epoch is None:
+            return carried.epochs[-1]["epoch"] + 1 if carried.epochs else 0
+        if batches is not None and carried.steps_in_epoch < batches:
+            return carried.epoch
+        # All its batches were done when the checkpoint was taken; only its end was not recorded.
+        epoch = carried.epoch
+        self._begin_epoch(epoch, None)
+        self._end_epoch(complete=True)
+        return epoch + 1
 
     @contextlib.contextmanager
     def epoch(self, number: int) -> Iterator[int]:
@@ -201,8 +242,44 @@ class Run:
         if os.getpid() == self._process:
             try:
                 self._end_epoch(complete=False)
-            except JournalError as error:
+            except DaypointError as error:
                 self._left_error = error
+
+    def restore(
+        self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None
+    ) -> dict[str, Any]:
+        """In a resumed run, put everything back to where the checkpoint was, random numbers included.
+
+        Call it right before the loop, in a new run too: there it changes nothing, but a signal can then end the training
+        with a checkpoint. Settings of the optimizer and the scheduler that the config has changed since (a new learning
+        rate, more steps) stay changed.
+
+        Args:
+            model, optimizer, scheduler, scaler: built from the config, as for a new training.
+
+        Returns:
+            What was given to `save` as extra; empty in a new run.
+
+        Raises:
+            CheckpointError: the checkpoint does not fit these objects.
+        """
+        if self._ended or os.getpid() != self._process:
+            self._refuse()
+        self._objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+        if self._source is None:
+            return {}
+        built = scheduler.state_dict() if scheduler is not None else {}
+        state = checkpoint.restore(self._source, **self._objects)
+        self._parent = identity.reference(state.card, str(self._source.relative_to(self.directory)))
+        for note in state.notes:
+            self._console.warn(note)
+        changed = self._record["attempts"][-1]["changes"]
+        if any(key.startswith("scheduler.") for key in changed):
+            keep_schedule(scheduler, built)
+        for name, (now, before) in state.overridden.items():
+            set_option(optimizer, scheduler, name, now, before)
+            self._console.say(f"optimizer {name}: {now}, it was {before}")
+        return state.extra or {}
 
     def save(
         self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None, **extra: Any
@@ -222,27 +299,50 @@ class Run:
         """
         if self._ended or os.getpid() != self._process:
             self._refuse()
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+        self._objects = {**given, **extra}
+        return self._save(gradients=False)
+
+    def _save(self, gradients: bool) -> Path | None:
         if self._recorder is None:
             return None
         recorder = self._recorder
+        recorder.flush()
+        known = ("model", "optimizer", "scheduler", "scaler")
         path = checkpoint.save(
             self._files,
             step=recorder.step,
             epoch=recorder.epoch,
             record=self._record,
             attempt=len(self._record["attempts"]),
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            extra=extra or None,
+            **{name: self._objects.get(name) for name in known},
+            extra={name: value for name, value in self._objects.items() if name not in known} or None,
             metrics=recorder.latest,
+            parent=self._parent,
+            gradients=gradients,
         )
         recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, recorder.latest)
         keep = self._record["keep"]
         if keep is not None:
             checkpoint.prune(self._files, keep_last=keep, keep_best=1)
         return path
+
+    def _stop(self, ending: BaseException) -> None:
+        """A signal asks for the end: after the step if a checkpoint can be made there, else now."""
+        if self._recorder is None or not self._objects or self._ended:
+            raise ending
+        self._stopping = ending
+        self._console.warn("stopping after this step, with a checkpoint; a second signal stops at once")
+
+    def _stop_here(self) -> NoReturn:
+        """The step is done: make the checkpoint and end."""
+        assert self._stopping is not None
+        ending, self._stopping = self._stopping, None
+        try:
+            self._save(gradients=True)
+        except CheckpointError as error:
+            self._console.warn(str(error))
+        raise ending
 
     def _refuse(self) -> NoReturn:
         if os.getpid() != self._process:
@@ -291,6 +391,7 @@ class Run:
             except (DaypointError, OSError) as failure:
                 failures.append(failure)
 
+        attempt(recorder.flush)
         attempt(lambda: self._end_epoch(complete=False))
         self._ended = True
         attempt(recorder.write_train_log)
@@ -350,184 +451,9 @@ class Run:
         )
         if outcome.done:
             page = outcome.url or ""
-            where = page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
+            where = (
+                page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
+            )
             return f"experiment {self._record['experiment']}, {where}"
         why = f" ({outcome.error})" if outcome.error else ""
         return f"not everything is there yet{why}; send the rest with: daypoint sync {self.address}"
-
-
-# ---------------------------------------------------------------- opening
-
-
-@contextlib.contextmanager
-def open_run(
-    cfg: DictConfig | Mapping[str, Any] | None = None,
-    *,
-    run_dir: str | os.PathLike[str] | None = None,
-    data: Any = None,
-    monitor: str | None = None,
-    mode: str | None = None,
-    keep: int | None = None,
-    quiet: bool = False,
-) -> Iterator[Run]:
-    """Open a run: claim its directory, record who it is, and see it to its end.
-
-    Args:
-        cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what the program reads
-            afterwards is what was recorded. Its section `tracking` (see `daypoint.config.Tracking`) says where to record.
-        run_dir: the run directory; by default Hydra's, or outside Hydra a new one under `outputs/`.
-        data: what is trained on: anything with `name`, `rows` and `fingerprint()`, recorded as the dataset.
-        monitor: metric that says which checkpoint is best; by default `cfg.trainer.monitor`, or none.
-        mode: `max` or `min`; by default `cfg.trainer.mode`, else min for a metric with "loss" or "error" in its name.
-        keep: latest checkpoints to keep besides the best; by default `cfg.trainer.keep`, else all.
-        quiet: print nothing but warnings.
-
-    Raises:
-        ConfigError: a setting cannot work. Nothing has been written.
-        RunError: the directory holds a run already, or cannot be written.
-        StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
-    """
-    run = _open(cfg, run_dir, data, monitor, mode, keep, quiet)
-    with _signals():
-        try:
-            yield run
-        except BaseException as error:
-            run._end(_status_of(error), None if _is_good_exit(error) else error)
-            raise
-        run._end("FINISHED", None)
-
-
-def _status_of(error: BaseException) -> str:
-    if isinstance(error, Terminated | KeyboardInterrupt):
-        return "KILLED"
-    return "FINISHED" if _is_good_exit(error) else "FAILED"
-
-
-def _is_good_exit(error: BaseException) -> bool:
-    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Turn SIGTERM into an exception while the run is open. A handler of the user's own is left alone."""
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def terminate(_signal: int, _frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _open(
-    cfg: DictConfig | Mapping[str, Any] | None,
-    run_dir: str | os.PathLike[str] | None,
-    data: Any,
-    monitor: str | None,
-    mode: str | None,
-    keep: int | None,
-    quiet: bool,
-) -> Run:
-    plain = config.resolve(cfg)
-    settings: Tracking = config.section(plain, "tracking")
-    root = day.project_root()
-    uri = store.tracking_uri(settings.uri, root) if settings.enabled else None
-    keys.flatten(plain)  # two hyperparameters with one name are refused now
-    if uri is not None and ranks.is_main():
-        store.check_experiment(uri, experiment_name(settings, plain, data))
-
-    job = hydra_app.current_job()
-    directory, moment = _directory(run_dir, job, settings, root)
-    trainer = plain.get("trainer")
-    trainer = trainer if isinstance(trainer, dict) else {}
-    record = new_record(
-        directory=directory,
-        moment=moment,
-        settings=settings,
-        plain=plain,
-        job=job,
-        root=root,
-        uri=uri,
-        data=data,
-        monitor=monitor or trainer.get("monitor"),
-        mode=mode or trainer.get("mode"),
-        keep=keep if keep is not None else trainer.get("keep"),
-        device=trainer.get("device"),
-    )
-    files = RunFiles(directory, record["day"])
-    console = RunConsole(quiet or not ranks.is_main())
-    if not ranks.is_main():
-        return Run(record, files, settings, plain, None, None, None, console)
-
-    journal = _claim(files)
-    try:
-        journal.append({"event": "start", "time": now_ms(), "uid": record["uid"], "attempt": 1, "step": 0})
-        write_atomic(files.config, _yaml(record["config"]))
-        identity.write_run(directory, record)
-    except OSError as error:
-        raise RunError(
-            f"{directory}: cannot write the run's first files: {error}; "
-            "set tracking.outputs to a directory with space that can be written"
-        ) from error
-    recorder = Recorder(journal, files)
-    courier = Courier.shared() if uri is not None else None
-    run = Run(record, files, settings, plain, recorder, journal, courier, console)
-    recorder.on_nonfinite = run._on_nonfinite
-    if courier is not None:
-        courier.add(directory)
-    console.opening(run.address, record["name"], str(directory))
-    return run
-
-
-def _directory(
-    run_dir: str | os.PathLike[str] | None, job: HydraJob | None, settings: Tracking, root: Path
-) -> tuple[Path, datetime]:
-    """The run directory and the one instant that is the run's start."""
-    moment = day.now(settings.timezone)
-    if run_dir is not None:
-        return Path(run_dir).expanduser().absolute(), moment
-    if job is not None:
-        return job.directory, hydra_app.claimed_at(job.directory) or moment
-    if not ranks.is_main():
-        return Path(ranks.agree("run", "")), moment
-    directory = day.claim(config.outputs_directory(settings, root), moment)
-    ranks.agree("run", str(directory))
-    return directory, moment
-
-
-def _claim(files: RunFiles) -> Journal:
-    """Make the directory this run's own: creating the journal succeeds for one process only."""
-    try:
-        files.directory.mkdir(parents=True, exist_ok=True)
-        return Journal.create(files.journal)
-    except FileExistsError:
-        raise RunError(
-            f"{files.directory}: this directory holds a run already; "
-            "leave run_dir and hydra.run.dir alone to get a new one"
-        ) from None
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or files.directory}: cannot write the run directory: {error.strerror}; "
-            "set tracking.outputs to a directory that can be written"
-        ) from error
-
-
-def _yaml(plain: Mapping[str, Any]) -> bytes:
-    """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is text."""
-    text = yaml.safe_dump(_escaped(plain), sort_keys=False, allow_unicode=True, default_flow_style=False)
-    return text.encode()
-
-
-def _escaped(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.replace("${", "\\${")
-    if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
-    return [_escaped(item) for item in value] if isinstance(value, list) else value

@@ -179,9 +179,10 @@ class Shipment:
                 experiment = self._client.get_experiment_by_name(name)
                 if experiment is None:  # otherwise another process was quicker
                     raise
-        if experiment.lifecycle_stage == "deleted":
-            raise StoreError(store.deleted_experiment(uri, name, experiment.experiment_id))
-        return experiment.experiment_id
+        number, location = experiment.experiment_id, experiment.artifact_location
+        if text := store.complaint(uri, name, number, experiment.lifecycle_stage, location):
+            raise StoreError(text)
+        return number
 
     def _address(self) -> str:
         for parent in self.directory.parents:

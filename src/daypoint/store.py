@@ -34,8 +34,8 @@ __all__ = [
     "analyze",
     "artifact_root",
     "check_experiment",
+    "complaint",
     "connect",
-    "deleted_experiment",
     "epoch_key",
     "flatten",
     "mlflow_key",
@@ -167,29 +167,33 @@ def check_experiment(uri: str, name: str) -> None:
             f"{path}: expected a SQLite file, found something else ({error}); move it away, or set tracking.uri"
         ) from error
     for number, stage, location in found:
-        if stage == "deleted":
-            raise StoreError(deleted_experiment(uri, name, number))
-        if str(location).startswith("/") and not Path(location).parent.parent.exists():
-            raise StoreError(
-                f"experiment {name!r}: expected its artifacts under {location}, found nothing there (was the project "
-                f"moved?); move the store away, `mv {path} {path}.moved`, and fill a new one from the runs themselves, "
-                "`daypoint sync --all`"
-            )
-        if str(location).startswith("mlflow-artifacts:"):
-            raise StoreError(
-                f"experiment {name!r}: expected artifacts within reach of {uri}, found {location!r}, which only the "
-                "server that made this experiment can write; set tracking.uri to that server, or choose another "
-                "name with tracking.experiment=NAME"
-            )
+        if text := complaint(uri, name, number, stage, location):
+            raise StoreError(text)
 
 
-def deleted_experiment(uri: str, name: str, experiment_id: str) -> str:
-    """What to say about an experiment that was deleted in MLflow."""
-    return (
-        f"experiment {name!r}: expected a live one, found one that was deleted in MLflow; restore it with "
-        f"`MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {experiment_id}`, or choose another name with "
-        "tracking.experiment=NAME"
-    )
+def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str) -> str | None:
+    """What keeps runs out of an experiment that is there already, in words; None if nothing does."""
+    other = "choose another name with tracking.experiment=NAME"
+    if stage == "deleted":
+        return (
+            f"experiment {name!r}: expected a live one, found one that was deleted in MLflow; restore it with "
+            f"`MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {experiment_id}`, or {other}"
+        )
+    if not _is_database(uri):
+        return None  # a server looks after its artifacts itself
+    if location.startswith("mlflow-artifacts:"):
+        return (
+            f"experiment {name!r}: expected artifacts within reach of {uri}, found {location!r}, which only the server "
+            f"that made this experiment can write; set tracking.uri to that server, or {other}"
+        )
+    if location.startswith("/") and not Path(location).parent.parent.exists():
+        path = sqlite_path(uri) or "STORE"
+        return (
+            f"experiment {name!r}: expected its artifacts under {location}, found no such place (was the project moved?); "
+            f"move the store away, `mv {path} {path}.moved`, and fill a new one from the runs themselves, "
+            f"`daypoint sync --all`; or {other}"
+        )
+    return None
 
 
 def _query(path: Path, statement: str, *values: str) -> list[tuple[Any, ...]]:
@@ -306,6 +310,7 @@ def _load_mlflow() -> None:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"
     )  # the courier itself tries again, and says so
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a process nobody sees should not phone home
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import mlflow  # noqa: F401

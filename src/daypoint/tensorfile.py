@@ -1,8 +1,9 @@
 """Tensor files: tensors to safetensors and back, hashed on the way to the disk.
 
-The format is the public one (8 bytes of header length, a JSON header, the raw tensors), and files are read by the
-safetensors library. Writing is our own for three reasons: the SHA-256 is taken from the bytes in memory, not read back
-from the file; the file is on disk (fsync) when the call returns; and no tensor is copied into a bytes object first.
+The format is the public one (8 bytes of header length, a JSON header, the raw tensors), and files are read by
+the safetensors library. Writing is our own for three reasons: the SHA-256 is taken from the bytes in memory,
+not read back from the file; the file is on disk (fsync) when the call returns; and no tensor is copied into a
+bytes object first.
 
 This module knows nothing of models. One number: 100 MB take the disk's time plus 10 %, for the hash.
 """
@@ -44,7 +45,9 @@ NATIVE = {
 _WORTH_A_THREAD_BYTES = 2**20
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> dict[str, Any]:
     """Write a new safetensors file; it is on disk when this returns.
 
     Args:
@@ -70,7 +73,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         }
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return write_bytes(path, [len(text).to_bytes(8, "little"), text, *(as_bytes(tensor).numpy() for _, tensor in order)])
+    return write_bytes(
+        path, [len(text).to_bytes(8, "little"), text, *(as_bytes(tensor).numpy() for _, tensor in order)]
+    )
 
 
 def write_bytes(path: Path, buffers: Sequence[Any]) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def write_bytes(path: Path, buffers: Sequence[Any]) -> dict[str, Any]:
     if size < _WORTH_A_THREAD_BYTES:
         _write(path, views)
         return {"bytes": size, "sha256": _sha256(views)}
-    # Hashing takes as long as a fast disk; both leave the interpreter to others, so they can go on side by side.
+    # Hashing takes as long as a fast disk, and both leave the interpreter to others: side by side.
     with ThreadPoolExecutor(1, thread_name_prefix="daypoint-hash") as pool:
         digest = pool.submit(_sha256, views)
         _write(path, views)
@@ -119,5 +124,5 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous CPU tensor as a flat uint8 tensor, not copied."""
-    # Not reshape(-1): a tensor of one element counts as contiguous whatever its stride, and keeps that stride.
+    # Not reshape(-1): a tensor of one element counts as contiguous whatever its stride, and keeps it.
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)

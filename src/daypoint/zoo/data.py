@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -171,9 +172,9 @@ class Digits(InMemory):
 class Linear(InMemory):
     """A synthetic regression, y = x · w + b + noise, made anew from `data_seed`.
 
-    Inputs float32 [batch, features], standard normal; targets float32 [batch, 1], the shape a model answers
-    in: a target of shape [8] against an answer of shape [8, 1] would broadcast to [8, 8]. No model gets below
-    an MSE of noise².
+    Inputs float32 [batch, features], standard normal; targets float32 [batch, 1], of variance about 1. That is
+    the shape a model answers in: a target of shape [8] against an answer of shape [8, 1] would broadcast to
+    [8, 8]. No model gets below an MSE of noise².
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Linear(InMemory):
             found = f"{rows}, {features} and {noise}"
             raise ConfigError(f"data: expected rows >= 2, features >= 1 and noise >= 0, found {found}")
         rng = np.random.default_rng(data_seed)
-        weight, bias = rng.standard_normal(features), rng.standard_normal()
+        weight, bias = rng.standard_normal(features) / math.sqrt(features), rng.standard_normal()
         x = rng.standard_normal((rows, features))
         y = (x * weight).sum(axis=1, keepdims=True) + bias + noise * rng.standard_normal((rows, 1))
         x, y = x.astype(np.float32), y.astype(np.float32)

@@ -20,7 +20,7 @@ from daypoint.errors import ConfigError
 class Linear(nn.Module):
     """One linear layer over the flattened input: logistic or linear regression."""
 
-    def __init__(self, input_shape: list[int] | None, outputs: int | None) -> None:
+    def __init__(self, input_shape: list[int], outputs: int) -> None:
         super().__init__()
         shape, outputs = _sizes(input_shape, outputs)
         self.head = nn.Linear(math.prod(shape), outputs)
@@ -34,8 +34,8 @@ class MLP(nn.Module):
 
     def __init__(
         self,
-        input_shape: list[int] | None,
-        outputs: int | None,
+        input_shape: list[int],
+        outputs: int,
         width: int = 128,
         depth: int = 2,
         dropout: float = 0.0,
@@ -67,8 +67,8 @@ class CNN(nn.Module):
 
     def __init__(
         self,
-        input_shape: list[int] | None,
-        outputs: int | None,
+        input_shape: list[int],
+        outputs: int,
         channels: int = 16,
         depth: int = 2,
         kernel_size: int = 3,
@@ -113,8 +113,8 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        input_shape: list[int] | None,
-        outputs: int | None,
+        input_shape: list[int],
+        outputs: int,
         dim: int = 64,
         heads: int = 4,
         depth: int = 2,
@@ -200,7 +200,7 @@ class Block(nn.Module):
 # ---------------------------------------------------------------- sizes
 
 
-def _sizes(input_shape: list[int] | None, outputs: int | None) -> tuple[tuple[int, ...], int]:
+def _sizes(input_shape: list[int], outputs: int) -> tuple[tuple[int, ...], int]:
     """The sizes as plain ints; the config's may be an OmegaConf list."""
     if input_shape is None or outputs is None:
         raise ConfigError(

@@ -1,0 +1,328 @@
+"""Opening a run, a new one or one that goes on, and seeing it to its end.
+
+    with daypoint.open_run(cfg) as run: ...
+
+A new run claims its directory: creating the journal succeeds for one process only. A run that goes on (`resume=`) keeps its directory, its uid and
+its MLflow run, and begins a new attempt. All checks come before the first write.
+
+How the block is left decides the status: its end or `sys.exit(0)` is FINISHED, an exception or another exit code FAILED, Ctrl-C and SIGTERM KILLED.
+This module never imports mlflow. One number: an open run holds two descriptors, the journal and the courier's pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig
+
+from daypoint import checkpoint, config, day, hydra_app, identity, journal, keys, ranks, resume, store
+from daypoint.config import Tracking
+from daypoint.console import RunConsole
+from daypoint.courier import Courier
+from daypoint.day import RunFiles
+from daypoint.ending import ending_of
+from daypoint.errors import CheckpointError, ConfigError, RunError
+from daypoint.files import write_atomic
+from daypoint.journal import Journal
+from daypoint.record import experiment_name, new_attempt, new_record
+from daypoint.recorder import Recorder, now_ms
+from daypoint.redaction import redact
+from daypoint.replay import Replay, replay
+from daypoint.run import Run, Terminated
+
+
+@contextlib.contextmanager
+def open_run(
+    cfg: DictConfig | Mapping[str, Any] | None = None,
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    monitor: str | None = None,
+    mode: str | None = None,
+    keep: int | None = None,
+    quiet: bool = False,
+) -> Iterator[Run]:
+    """Open a run: claim its directory, record who it is, and see it to its end.
+
+    Args:
+        cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what the program reads
+            afterwards is what was recorded. Its section `tracking` (see `daypoint.config.Tracking`) says where to record.
+        run_dir: the run directory; by default Hydra's, or outside Hydra a new one under `outputs/`.
+        resume: the run to go on with: an address, `last` or a path; by default `cfg.resume`, or none. Call `run.restore` before
+            the loop.
+        data: what is trained on: anything with `name`, `rows` and `fingerprint()`, recorded as the dataset.
+        monitor: metric that says which checkpoint is best; by default `cfg.trainer.monitor`, or none.
+        mode: `max` or `min`; by default `cfg.trainer.mode`, else min for a metric with "loss" or "error" in its name.
+        keep: latest checkpoints to keep besides the best; by default `cfg.trainer.keep`, else all.
+        quiet: print nothing but warnings.
+
+    Raises:
+        ConfigError: a setting cannot work. Nothing has been written.
+        AddressError: `resume` names no run, or several.
+        CheckpointError: the run to go on with has checkpoints, but none is whole.
+        RunError: the directory holds a run already, is in use, or cannot be written.
+        StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
+    """
+    opening = _Opening(cfg, data, monitor, mode, keep, quiet)
+    address = resume if resume is not None else opening.plain.get("resume")
+    if address is not None and run_dir is not None:
+        raise ConfigError(
+            "run_dir, resume: expected one of them, found both; a resumed run has its directory"
+        )
+    run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
+    with _signals(run):
+        try:
+            yield run
+        except BaseException as error:
+            run._end(_status_of(error), None if _is_good_exit(error) else error)
+            raise
+        run._end("FINISHED", None)
+
+
+def _status_of(error: BaseException) -> str:
+    if isinstance(error, Terminated | KeyboardInterrupt):
+        return "KILLED"
+    return "FINISHED" if _is_good_exit(error) else "FAILED"
+
+
+def _is_good_exit(error: BaseException) -> bool:
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+@contextlib.contextmanager
+def _signals(run: Run) -> Iterator[None]:
+    """While the run is open, SIGTERM and Ctrl-C end it after the step, with a checkpoint if one can be made; a second one ends it at once.
+
+    A handler of the user's own is left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    endings = {
+        signal.SIGTERM: (signal.SIG_DFL, Terminated),
+        signal.SIGINT: (signal.default_int_handler, KeyboardInterrupt),
+    }
+    mine = {number: usual for number, (usual, _) in endings.items() if signal.getsignal(number) is usual}
+
+    def stop(number: int, _frame: object) -> None:
+        for ours, usual in mine.items():
+            signal.signal(ours, usual)
+        run._stop(endings[signal.Signals(number)][1]())
+
+    for number in mine:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, usual in mine.items():
+            signal.signal(number, usual)
+
+
+class _Opening:
+    """What is known before a run is opened: the settings, checked. Nothing is written yet."""
+
+    def __init__(
+        self,
+        cfg: DictConfig | Mapping[str, Any] | None,
+        data: Any,
+        monitor: str | None,
+        mode: str | None,
+        keep: int | None,
+        quiet: bool,
+    ) -> None:
+        self.references = resume.references(cfg)
+        self.filled = config.filled(cfg)
+        self.plain = config.resolve(cfg)
+        self.settings: Tracking = config.section(self.plain, "tracking")
+        self.root = day.project_root()
+        self.outputs = config.outputs_directory(self.settings, self.root)
+        self.uri = store.tracking_uri(self.settings.uri, self.root) if self.settings.enabled else None
+        keys.flatten(self.plain)  # two hyperparameters with one name are refused now
+        self.data = data
+        trainer = self.plain.get("trainer")
+        trainer = trainer if isinstance(trainer, dict) else {}
+        self.device = trainer.get("device")
+        self.monitor = monitor or trainer.get("monitor")
+        self.mode = mode or trainer.get("mode")
+        self.keep = keep if keep is not None else trainer.get("keep")
+        self.job = hydra_app.current_job()
+        self.console = RunConsole(quiet or not ranks.is_main())
+
+    def new(self, run_dir: str | os.PathLike[str] | None) -> Run:
+        """Open a run that did not exist before."""
+        self._check_store(experiment_name(self.settings, self.plain, self.data))
+        directory, moment = self._directory(run_dir)
+        record = new_record(
+            directory=directory,
+            moment=moment,
+            settings=self.settings,
+            plain=self.plain,
+            job=self.job,
+            root=self.root,
+            uri=self.uri,
+            data=self.data,
+            monitor=self.monitor,
+            mode=self.mode,
+            keep=self.keep,
+            device=self.device,
+            references=self.references,
+            filled=self.filled,
+        )
+        files = RunFiles(directory, record["day"])
+        if not ranks.is_main():
+            return Run(record, files, self.settings, self.plain, None, None, None, self.console)
+        return self._start(record, files, _claim(files), Replay(), None)
+
+    def again(self, address: str) -> Run:
+        """Open a run that has ended, or died, to go on from its newest whole checkpoint."""
+        if self.job is not None and self.job.sweep_job is not None:
+            raise ConfigError(
+                f"resume={address}: expected a single run, found a sweep; resume its jobs one by one"
+            )
+        found = resume.find(address, self.outputs)
+        files, record = found.files, found.record
+        if found.is_live:
+            raise RunError(
+                f"{found.address}: this run is being trained by process {record['attempts'][-1]['pid']}; stop it first"
+            )
+        config_now = {**redact(self.plain), "resume": record["config"].get("resume")}
+        changed = resume.changes(record["config"], config_now)
+        resume.refuse_fixed(changed, address)
+        self._refuse_other_data(record, address)
+        self._check_store(record["experiment"])
+        checkpoints = checkpoint.latest(files)
+        for problem in checkpoints.skipped:
+            self.console.warn(f"{problem}; falling back to the checkpoint before")
+        if checkpoints.path is None and checkpoints.skipped:
+            raise CheckpointError(
+                f"{files.checkpoints}: none of the checkpoints is whole; see `daypoint verify {found.address}`"
+            )
+        step = checkpoint.read_card(checkpoints.path)["step"] if checkpoints.path is not None else 0
+
+        ending = ending_of(files)  # a run that died without a word gets its status now
+        journal_now = Journal.reopen(files.journal)
+        record = identity.read_run(files.directory)
+        moment = day.now(record["timezone"])
+        attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, from_step=step)
+        attempt["changes"] = {key: list(pair) for key, pair in changed.items()}
+        record["attempts"].append(attempt)
+        record.update(
+            status="RUNNING",
+            config=config_now,
+            config_sha256=identity.config_sha256(config_now),
+            keep=self.keep,
+            references=self.references,
+            filled=self.filled,
+            tracking_uri=self.uri,
+            artifact_root=store.artifact_root(self.uri, self.root) if self.uri is not None else None,
+        )
+        read = journal.read(files.journal)
+        for damage in read.damages:
+            self.console.warn(f"{files.journal}: {damage}; skipped, the rest is whole")
+        state = replay(read.events, step)
+        was = f", it was {ending.status}" if ending is not None else ""
+        self.console.say(
+            f"resuming at step {step}{was}" if checkpoints.path else f"no checkpoint yet: starting over{was}"
+        )
+        return self._start(record, files, journal_now, state, checkpoints.path)
+
+    def _start(
+        self,
+        record: dict[str, Any],
+        files: RunFiles,
+        journal_now: Journal,
+        state: Replay,
+        source: Path | None,
+    ) -> Run:
+        """Write down that an attempt begins, and start everything that records it."""
+        attempt = record["attempts"][-1]["number"]
+        suffix = "" if attempt == 1 else f"_attempt{attempt}"
+        try:
+            journal_now.append(
+                {
+                    "event": "start",
+                    "time": now_ms(),
+                    "uid": record["uid"],
+                    "attempt": attempt,
+                    "step": state.step,
+                }
+            )
+            write_atomic(files.config.with_stem(files.config.stem + suffix), _yaml(record["config"]))
+            identity.write_run(files.directory, record)
+        except OSError as error:
+            raise RunError(
+                f"{files.directory}: cannot write the run's first files: {error}; "
+                "set tracking.outputs to a directory with space that can be written"
+            ) from error
+        recorder = Recorder(journal_now, files, state)
+        courier = Courier.shared() if self.uri is not None else None
+        run = Run(
+            record, files, self.settings, self.plain, recorder, journal_now, courier, self.console, source
+        )
+        recorder.on_nonfinite = run._on_nonfinite
+        if courier is not None:
+            courier.add(files.directory)
+        self.console.opening(run.address, record["name"], str(files.directory))
+        return run
+
+    def _directory(self, run_dir: str | os.PathLike[str] | None) -> tuple[Path, datetime]:
+        """The run directory and the one instant that is the run's start."""
+        moment = day.now(self.settings.timezone)
+        if run_dir is not None:
+            return Path(run_dir).expanduser().absolute(), moment
+        if self.job is not None:
+            return self.job.directory, hydra_app.claimed_at(self.job.directory) or moment
+        if not ranks.is_main():
+            return Path(ranks.agree("run", "")), moment
+        directory = day.claim(self.outputs, moment)
+        ranks.agree("run", str(directory))
+        return directory, moment
+
+    def _check_store(self, experiment: str) -> None:
+        if self.uri is not None and ranks.is_main():
+            store.check_experiment(self.uri, experiment)
+
+    def _refuse_other_data(self, record: Mapping[str, Any], address: str) -> None:
+        if (
+            self.data is not None
+            and record["data"]
+            and record["data"]["fingerprint"] != self.data.fingerprint()
+        ):
+            raise ConfigError(
+                f"resume={address}: data {record['data']['name']}: expected the content with sha256 "
+                f"{record['data']['fingerprint']}, found {self.data.fingerprint()}; the data has changed since, start a new run"
+            )
+
+
+def _claim(files: RunFiles) -> Journal:
+    """Make the directory this run's own: creating the journal succeeds for one process only."""
+    try:
+        files.directory.mkdir(parents=True, exist_ok=True)
+        return Journal.create(files.journal)
+    except FileExistsError:
+        raise RunError(
+            f"{files.directory}: this directory holds a run already; "
+            "leave run_dir and hydra.run.dir alone to get a new one"
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or files.directory}: cannot write the run directory: {error.strerror}; "
+            "set tracking.outputs to a directory that can be written"
+        ) from error
+
+
+def _yaml(plain: Mapping[str, Any]) -> bytes:
+    """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is text."""
+    text = yaml.safe_dump(
+        config.escaped(plain), sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+    return text.encode()
