@@ -72,13 +72,12 @@ def open_run(
         RunError: the directory holds a run already, is in use, or cannot be written.
         StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
     """
-    opening = _Opening(cfg, data, monitor, mode, keep, quiet)
-    address = resume if resume is not None else opening.plain.get("resume")
-    if address is not None and run_dir is not None:
-        raise ConfigError(
-            "run_dir, resume: expected one of them, found both; a resumed run has its directory"
-        )
-    run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
+    with hydra_app.one_message():
+        opening = _Opening(cfg, data, monitor, mode, keep, quiet)
+        address = resume if resume is not None else opening.plain.get("resume")
+        if address is not None and run_dir is not None:
+            raise ConfigError("run_dir, resume: expected one of them, found both; a resumed run has its directory")
+        run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
     with _signals(run):
         try:
             yield run

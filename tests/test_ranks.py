@@ -1,0 +1,63 @@
+"""Ranks: one run for all of them, known before any process group exists."""
+
+import subprocess
+import sys
+
+import pytest
+
+from conftest import clean_environment
+from daypoint import identity, ranks
+from daypoint.errors import RunError
+
+
+def test_without_a_distributed_job_this_is_rank_0(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert ranks.is_main()
+    assert ranks.agree("run", "here") == "here"
+
+
+def test_another_rank_without_torchruns_store_is_told_how_to_start(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with pytest.raises(RunError, match=r"rank 1: .*torchrun"):
+        ranks.agree("run", "")
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "4", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"}])
+def test_only_the_global_rank_0_records(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert not ranks.is_main()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_under_torchrun_all_ranks_share_one_run_directory(project, count):
+    (project.root / "spy.py").write_text(
+        "import os, time\n"
+        "time.sleep(0.7 * int(os.environ['RANK']))\n"  # ranks never start at the same instant
+        "import daypoint\n"
+        "with daypoint.open_run({'tracking': {'enabled': False}}, quiet=True) as run:\n"
+        "    for _ in run.epochs(1):\n        run.log(loss=float(os.environ['RANK']))\n"
+        "    print('RANK', os.environ['RANK'], run.directory, flush=True)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "spy.py"]
+    done = subprocess.run(command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("RANK"))
+    (directory,) = project.runs()
+    assert said == {str(rank): str(directory) for rank in range(count)}
+    assert identity.read_run(directory)["status"] == "FINISHED"
+    assert [path.name for path in project.outputs.glob("*/*")] == [directory.name]
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_hydra_app_makes_one_directory(project):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["train.py", "trainer.epochs=1", "model=linear", "tracking=off"]
+    done = subprocess.run(command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    (directory,) = project.runs()
+    assert [path.name for path in project.outputs.glob("*/*")] == [directory.name]
