@@ -1,6 +1,8 @@
-"""Train a model: `python train.py`, `python train.py model=cnn optimizer.lr=0.01`, `python train.py -m optimizer.lr=0.1,0.01`.
+"""Train a model: `python train.py`, `python train.py model=cnn optimizer.lr=0.01`, `python train.py -m
+optimizer.lr=0.1,0.01`.
 
-The loop is meant to be read, and to be changed. What daypoint adds to it are the lines with `run.` and `scalar_loss`.
+The loop is meant to be read, and to be changed. What daypoint adds to it are the lines with `run.` and
+`scalar_loss`.
 """
 
 import hydra

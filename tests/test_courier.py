@@ -378,6 +378,29 @@ def test_a_killed_courier_is_replaced_and_nothing_is_lost(root):
     courier.shutdown(30.0)
 
 
+@pytest.mark.slow
+def test_a_courier_whose_trainer_died_makes_way_for_that_of_the_next_attempt(root):
+    run = WrittenRun(root)
+    script = (
+        "import sys, time; from pathlib import Path; from daypoint.courier import Courier; "
+        "Courier.shared().add(Path(sys.argv[1])); print(flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", script, str(run.directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as former:
+        former.stdout.readline()
+        until(lambda: status_of(run))  # its courier has the lock now
+        courier = Courier.start()
+        courier.add(run.directory)
+        run.log(loss=1.0)
+        former.kill()
+    run.log(loss=2.0)
+    run.end()
+    outcome = courier.close_run(run.directory, 60.0)
+    assert outcome.done, outcome
+    assert arrived(run)
+    courier.shutdown(30.0)
+
+
 def test_a_courier_that_dies_again_and_again_is_not_replaced_for_ever(root, monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nowhere")  # no Python starts
     run = WrittenRun(root)

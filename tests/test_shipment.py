@@ -175,6 +175,20 @@ def test_a_param_that_changed_is_said_and_stops_nothing(run):
     assert sent.data.metrics == {"loss": 1.0}
 
 
+def test_a_resumed_run_has_the_params_of_its_first_attempt_and_says_what_changed(run):
+    run.log(loss=1.0)
+    run.die()
+    ship(run)
+    run.record["first_config"] = run.record["config"]
+    run.record["config"] = {**run.record["config"], "optimizer": {"lr": 0.5, "betas": [0.9, 0.95]}}
+    run.resume(1)
+    run.record["attempts"][-1]["changes"] = {"optimizer.lr": [0.01, 0.5]}
+    run.end()
+    sent = ship(run)
+    assert sent.data.params["optimizer.lr"] == "0.01"
+    assert sent.data.tags["daypoint.params_changed"] == "optimizer.lr in attempt 2: 0.5"
+
+
 def test_a_param_too_long_for_mlflow_is_cut_and_said(root):
     run = WrittenRun(root, config={"prompt": "x" * 7000, "odd": "a\0b"})
     run.end()
@@ -243,6 +257,15 @@ def test_log_config_and_record_are_artifacts_as_they_are_at_the_end(run):
         local = store.connect(run.uri).download_artifacts(sent.info.run_id, path.name)
         with open(local, "rb") as file:
             assert file.read() == path.read_bytes()
+
+
+def test_the_config_of_every_attempt_is_an_artifact(run):
+    again = run.files.config.with_stem(f"{run.files.config.stem}_attempt2")
+    again.write_text("optimizer:\n  lr: 0.5\n")
+    run.end()
+    sent = ship(run)
+    artifacts = {file.path for file in store.connect(run.uri).list_artifacts(sent.info.run_id)}
+    assert artifacts == {run.files.config.name, again.name, run.files.train_log.name, "run.json"}
 
 
 def test_artifacts_lie_beside_the_store_whatever_the_working_directory(run, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The catalog: find runs by their address and read what they left behind.
 
-It reads run directories and nothing else, so it works without MLflow, and it imports neither torch nor mlflow. A run that says RUNNING but whose
-journal no live process holds is reported as KILLED, which is what happened to it. One number: reading a run costs two small files.
+It reads run directories and nothing else, so it works without MLflow, and it imports neither torch nor
+mlflow. A run that says RUNNING but whose journal no live process holds is reported as KILLED, which is what
+happened to it. One number: reading a run costs two small files.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def list_runs(outputs: Path, day_tag: str | None = None) -> tuple[list[StoredRun
 
 
 def find(address: str, outputs: Path) -> list[StoredRun]:
-    """The runs that an address names: a day, a run, the unique beginning of one, a sweep, a path, or a run uid.
+    """The runs that an address names: a day, a run, the unique beginning of one, a sweep, a path, or a run
+    uid.
 
     Raises:
         AddressError: it names none; says what there is instead.

@@ -1,7 +1,8 @@
 """What a run can be told: the typed sections `tracking` and `trainer`, and a config as plain data.
 
-A config is resolved once (`resolve`); after that it is plain data that says the same to everyone. `check` is everything that can be
-known about it before training. This module knows nothing of Hydra, opens no run and reads no file.
+A config is resolved once (`resolve`); after that it is plain data that says the same to everyone. `check` is
+everything that can be known about it before training. This module knows nothing of Hydra, opens no run and
+reads no file.
 One number: a config that cannot work is one message, with the full key in it.
 """
 
@@ -73,16 +74,20 @@ class Trainer:
     accumulate: int = 1
     """Batches whose gradients are added before each optimizer step."""
     updates: int | None = None
-    """Optimizer steps of the whole run, for schedulers; null: train.py fills in what follows from epochs and data."""
+    """Optimizer steps of the whole run, for schedulers; null: train.py fills in what follows from epochs and
+    data.
+    """
     compile: bool = False
     """Whether to run the model through torch.compile."""
     seed: int = 0
     """Seed of the weights, the order of the data and dropout."""
     monitor: str | None = None
-    """Metric that says which checkpoint is best; null: val/accuracy for classification, val/loss for regression."""
+    """Metric that says which checkpoint is best; null: val/accuracy for classification, val/loss for
+    regression.
+    """
     mode: str | None = None
-    """max | min: whether more of the monitored metric is better; null: min for a metric with "loss" or "error" in its
-    name, else max."""
+    """max | min: whether more of the monitored metric is better; null: min for a metric with "loss" or
+    "error" in its name, else max."""
     save_every: int = 1
     """Epochs from one checkpoint to the next; the last epoch always gets one."""
     keep: int | None = 3
@@ -120,7 +125,8 @@ def section(config: Mapping[str, Any], name: str) -> Any:
     """The typed settings of one section of a resolved config; the defaults where it has none.
 
     Raises:
-        ConfigError: a key that does not exist (names the nearest one that does), or a value of the wrong type.
+        ConfigError: a key that does not exist (names the nearest one that does), or a value of the wrong
+            type.
     """
     schema = SCHEMAS[name]
     given = config.get(name) or {}
@@ -144,11 +150,12 @@ def section(config: Mapping[str, Any], name: str) -> Any:
 def resolve(config: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     """A config as plain data: every interpolation evaluated, once; nothing missing.
 
-    When `config` is a DictConfig it is resolved in place, so that what the program reads afterwards is what was recorded.
+    When `config` is a DictConfig it is resolved in place, so that what the program reads afterwards is what
+    was recorded.
 
     Raises:
-        ConfigError: a value is missing (`???`; all of them are named), an interpolation leads nowhere, a key is no string, or
-            a value is not plain data.
+        ConfigError: a value is missing (`???`; all of them are named), an interpolation leads nowhere, a key
+            is no string, or a value is not plain data.
     """
     if config is None:
         return {}
@@ -205,8 +212,8 @@ def check(config: DictConfig) -> dict[str, Any]:
 def fill(config: DictConfig, key: str, **found: Any) -> None:
     """Put what was found out at the start (a table's width, its task) where the config says null.
 
-    So the recorded config is complete: a model can be rebuilt from it without the data. A value that the config already has must
-    agree with what was found.
+    So the recorded config is complete: a model can be rebuilt from it without the data. A value that the
+    config already has must agree with what was found.
 
     Raises:
         ConfigError: it does not.

@@ -1,7 +1,9 @@
-"""What a person sees while a run goes: the opening line, the bar, a line an epoch, warnings, and the closing words.
+"""What a person sees while a run goes: the opening line, the bar, a line an epoch, warnings, and the closing
+words.
 
-On a terminal there is a progress bar (on stderr, so that stdout stays clean); elsewhere one line an epoch. The bar is redrawn at most ten
-times a second, whatever the number of steps. This module reads no file and decides nothing.
+On a terminal there is a progress bar (on stderr, so that stdout stays clean); elsewhere one line an epoch.
+The bar is redrawn at most ten times a second, whatever the number of steps. This module reads no file and
+decides nothing.
 """
 
 from __future__ import annotations

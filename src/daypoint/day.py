@@ -1,9 +1,10 @@
 """Days: how runs are filed. Day tags, directory and file names, claiming a directory, reading an address.
 
-Every file and directory name of daypoint is written here and nowhere else. A day is `20260328`, in the configured time
-zone, taken from the one instant at which the run started; midnight, daylight saving and the reader's own time zone change
-nothing afterwards. This module reads no file's content. One number: 200 runs that start in the same second get 200
-directories, because `mkdir` succeeds for exactly one of those who ask for the same name.
+Every file and directory name of daypoint is written here and nowhere else. A day is `20260328`, in the
+configured time zone, taken from the one instant at which the run started; midnight, daylight saving and the
+reader's own time zone change nothing afterwards. This module reads no file's content. One number: 200 runs
+that start in the same second get 200 directories, because `mkdir` succeeds for exactly one of those who ask
+for the same name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def zone(name: str) -> tzinfo | None:
 
 
 def now(timezone: str = "local") -> datetime:
-    """This instant, aware of its time zone. Everything that a run says about its start comes from one such call."""
+    """This instant, aware of its time zone. Everything that a run says about its start comes from one such
+    call.
+    """
     return datetime.now().astimezone(zone(timezone))
 
 
@@ -152,8 +155,8 @@ def project_root(start: Path | None = None) -> Path:
     pyproject.toml, a .git or an outputs/ in it; `start` itself if there is none.
 
     Args:
-        start: where to look from; by default the directory of the running script, or the working directory when
-            there is no script or it is an installed command.
+        start: where to look from; by default the directory of the running script, or the working directory
+            when there is no script or it is an installed command.
     """
     if start is None:
         script = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -170,8 +173,8 @@ def project_root(start: Path | None = None) -> Path:
 def claim(outputs: Path, moment: datetime, prefix: str = "") -> Path:
     """Make a directory for a run that started at `moment`, for this caller alone.
 
-    `outputs/20260328/141502-123456`: when the name is taken, the next microsecond is tried, so names stay unique and
-    in order of time.
+    `outputs/20260328/141502-123456`: when the name is taken, the next microsecond is tried, so names stay
+    unique and in order of time.
 
     Args:
         outputs: absolute path of the outputs directory; made if missing.
@@ -247,7 +250,8 @@ def matching(address: str, outputs: Path) -> list[Path]:
     """The run directories that an address names, oldest first; empty if it names none.
 
     An address is a day, a day and the beginning of a time (`20260328/1415`), a sweep or one of its jobs
-    (`20260328/sweep-1502/3`), or a path to a run directory. Run uids are for `daypoint.catalog`, which reads run.json.
+    (`20260328/sweep-1502/3`), or a path to a run directory. Run uids are for `daypoint.catalog`, which reads
+    run.json.
 
     Raises:
         AddressError: the day in it is no day.

@@ -217,9 +217,16 @@ class Delivery:
                 parcel.told_bytes_at = time.monotonic()
                 self._tell(parcel, bytes=shipment.offset_bytes)
             return True
-        if (parcel.closing or self._hung_up() or not parcel.ours) and shipment.finish(self._dead_pid()):
-            self._conclude(parcel)
+        if parcel.closing or self._hung_up() or not parcel.ours:
+            if shipment.finish(self._dead_pid()):
+                self._conclude(parcel)
+            elif self._hung_up() and self._is_anothers(parcel):
+                shipment.close()  # resumed by a new trainer, whose courier waits for the lock
+                self._parcels.pop(str(parcel.directory), None)
         return False
+
+    def _is_anothers(self, parcel: Parcel) -> bool:
+        return identity.read_run(parcel.directory)["attempts"][-1]["pid"] != self._trainer_pid
 
     def _begin(self, parcel: Parcel) -> Shipment | None:
         record = identity.read_run(parcel.directory)

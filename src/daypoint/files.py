@@ -1,13 +1,16 @@
 """Files that survive: strict JSON in and out, and the one place where a file is replaced.
 
-Strict JSON (RFC 8259) has no NaN, no infinities, and only doubles to count on. So that `jq`, orjson and a browser
+Strict JSON (RFC 8259) has no NaN, no infinities, and only doubles to count on. So that `jq`, orjson and a
+browser
 read the same numbers that were written:
 
-- in a map of metrics, where text has no place, a value that JSON cannot hold is a string: `"NaN"`, `"Infinity"`,
-  `"-Infinity"`, and an integer beyond 2**53 - 1 in decimal digits (`encode_metrics`, `decode_metrics`);
+- in a map of metrics, where text has no place, a value that JSON cannot hold is a string: `"NaN"`,
+  `"Infinity"`, `"-Infinity"`, and an integer beyond 2**53 - 1 in decimal digits (`encode_metrics`,
+  `decode_metrics`);
 - anywhere else it is an object: `{"$float": "NaN"}`, `{"$int": "9007199254740993"}` (`dumps`, `loads`).
 
-This module knows nothing of runs or days. One number: an atomic replacement costs two fsyncs, a few milliseconds.
+This module knows nothing of runs or days. One number: an atomic replacement costs two fsyncs, a few
+    milliseconds.
 """
 
 from __future__ import annotations
@@ -109,11 +112,12 @@ def _decode(value: Any) -> Any:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` so that a reader, or a crash at any instant, sees the old file or the new one.
+    """Replace `path` by `content` so that a reader, or a crash at any instant, sees the old file or the new
+    one.
 
-    The content is on disk before the rename makes it visible (otherwise a power cut could leave an empty file under
-    the final name), and the rename is on disk when this returns. A crash before the rename leaves a `.tmp` file,
-    which nothing reads. The temporary name is unique, so two writers cannot mix their bytes.
+    The content is on disk before the rename makes it visible (otherwise a power cut could leave an empty file
+    under the final name), and the rename is on disk when this returns. A crash before the rename leaves a
+    `.tmp` file, which nothing reads. The temporary name is unique, so two writers cannot mix their bytes.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

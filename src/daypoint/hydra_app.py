@@ -1,8 +1,9 @@
 """Hydra: the dated run directory, the check before anything is written, and what Hydra knows about this job.
 
-`register_configs()` puts into Hydra's ConfigStore the config `daypoint` and the schemas of `tracking` and `trainer`, so that a misspelt key
-or a wrong type fails while Hydra composes; what Hydra cannot see, the pre-flight check says. Both come before any directory is made.
-This is the only module that imports hydra, inside functions. One number: one directory a process, claimed when Hydra first asks for it.
+`register_configs()` puts into Hydra's ConfigStore the config `daypoint` and the schemas of `tracking` and
+`trainer`, so that a misspelt key or a wrong type fails while Hydra composes; what Hydra cannot see, the
+pre-flight check says. Both come before any directory is made. This is the only module that imports hydra,
+inside functions. One number: one directory a process, claimed when Hydra first asks for it.
 Why it sits in Hydra as it does: docs/decisions/0003-hydra.md.
 """
 
@@ -66,7 +67,8 @@ def current_job() -> HydraJob | None:
 
 @contextlib.contextmanager
 def one_message() -> Iterator[None]:
-    """In a Hydra app, have Hydra print an error of daypoint's as its message alone, without the traceback that a bug gets.
+    """In a Hydra app, have Hydra print an error of daypoint's as its message alone, without the traceback
+    that a bug gets.
 
     `HYDRA_FULL_ERROR=1` shows the traceback all the same. Outside Hydra errors pass unchanged.
     """
@@ -94,8 +96,9 @@ def parsed_overrides(overrides: list[str]) -> list[tuple[str, Any]]:
 def register_configs() -> None:
     """Make daypoint's config known to Hydra; call it once, before `@hydra.main` runs. Idempotent.
 
-    Afterwards `defaults: [daypoint, tracking: schema, ...]` in a primary config gives it the dated run directory, the pre-flight
-    check and the typed `tracking` section. `conf/tracking/*.yaml` and `conf/trainer/*.yaml` can build on the schemas.
+    Afterwards `defaults: [daypoint, tracking: schema, ...]` in a primary config gives it the dated run
+    directory, the pre-flight check and the typed `tracking` section. `conf/tracking/*.yaml` and
+    `conf/trainer/*.yaml` can build on the schemas.
     """
     from hydra.core.config_store import ConfigStore
 
@@ -138,7 +141,9 @@ def _run_dir(*, _root_: DictConfig) -> str:
 
 
 def _sweep_dir(*, _root_: DictConfig) -> str:
-    """The directory of this sweep: claimed by the process that was started with `-m`, told to its jobs' processes."""
+    """The directory of this sweep: claimed by the process that was started with `-m`, told to its jobs'
+    processes.
+    """
     is_job = not OmegaConf.is_missing(_root_.hydra.job, "num")
     if "sweep" not in _claimed and is_job and (told := os.environ.get(SWEEP_VARIABLE)):
         _claimed["sweep"] = Path(told)
@@ -166,7 +171,9 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """A program that ended before it opened a run (debug=shapes, a data file that is not there) leaves no directory."""
+    """A program that ended before it opened a run (debug=shapes, a data file that is not there) leaves no
+    directory.
+    """
     for path in (directory, directory.parent):
         try:
             path.rmdir()
@@ -177,7 +184,8 @@ def _remove_if_empty(directory: Path) -> None:
 class Preflight:
     """The Hydra callback that checks a config before Hydra makes a directory for it.
 
-    Hydra turns a callback's exception into a warning and goes on, but lets SystemExit through. Nothing depends on this check
+    Hydra turns a callback's exception into a warning and goes on, but lets SystemExit through. Nothing
+    depends on this check
     having run: `open_run` repeats it.
     """
 

@@ -4,9 +4,10 @@ A line is a strict JSON object that ends in the CRC-32 of the bytes before it:
 
     {"event":"batch","time":1774707302123,"step":0,"epoch":0,"metrics":{"loss":2.31},"crc":"0f3a9c41"}
 
-It is handed to the kernel in one `write()` to a file opened O_APPEND. So the line survives SIGKILL of the process the
-moment `append` returns (a power cut may take the last seconds; `sync` is for that), and lines of a forked child could
-never land inside one another. Reading takes every whole line whose CRC is right, names the damaged ones, and never guesses.
+It is handed to the kernel in one `write()` to a file opened O_APPEND. So the line survives SIGKILL of the
+process the moment `append` returns (a power cut may take the last seconds; `sync` is for that), and lines of
+a forked child could never land inside one another. Reading takes every whole line whose CRC is right, names
+the damaged ones, and never guesses.
 
 This module knows events as dicts with "event" and "time" (ms since the epoch); what they mean is for others.
 One number: an append of three values takes about 3 microseconds.
@@ -87,7 +88,8 @@ class Journal:
 
     @classmethod
     def reopen(cls, path: Path) -> Journal:
-        """Go on with an existing journal. A torn last line stays where it is, closed off and so named as damaged.
+        """Go on with an existing journal. A torn last line stays where it is, closed off and so named as
+        damaged.
 
         Raises:
             FileNotFoundError: there is none.
@@ -102,12 +104,12 @@ class Journal:
         """Record one event. When this returns, the event survives the death of this process.
 
         Args:
-            event: plain data with "event" and "time". The values in a "metrics" map, and in each map of a "stats"
-                map, may be any bool, int or float (in "stats" also None).
+            event: plain data with "event" and "time". The values in a "metrics" map, and in each map of a
+                "stats" map, may be any bool, int or float (in "stats" also None).
 
         Raises:
-            JournalError: the line could not be written whole (full disk, quota, I/O error). It is not recorded,
-                and the next `append` starts on a line of its own.
+            JournalError: the line could not be written whole (full disk, quota, I/O error). It is not
+                recorded, and the next `append` starts on a line of its own.
         """
         if "metrics" in event:
             event = {**event, "metrics": encode_metrics(event["metrics"])}
@@ -201,7 +203,9 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a live process holds the journal open for writing (on this machine, or on a file system with flock)."""
+    """Whether a live process holds the journal open for writing (on this machine, or on a file system with
+    flock).
+    """
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -2,11 +2,13 @@
 
     with daypoint.open_run(cfg) as run: ...
 
-A new run claims its directory: creating the journal succeeds for one process only. A run that goes on (`resume=`) keeps its directory, its uid and
-its MLflow run, and begins a new attempt. All checks come before the first write.
+A new run claims its directory: creating the journal succeeds for one process only. A run that goes on
+(`resume=`) keeps its directory, its uid and its MLflow run, and begins a new attempt. All checks come before
+the first write.
 
-How the block is left decides the status: its end or `sys.exit(0)` is FINISHED, an exception or another exit code FAILED, Ctrl-C and SIGTERM KILLED.
-This module never imports mlflow. One number: an open run holds two descriptors, the journal and the courier's pipe.
+How the block is left decides the status: its end or `sys.exit(0)` is FINISHED, an exception or another exit
+code FAILED, Ctrl-C and SIGTERM KILLED. This module never imports mlflow. One number: an open run holds two
+descriptors, the journal and the courier's pipe.
 """
 
 from __future__ import annotations
@@ -54,14 +56,16 @@ def open_run(
     """Open a run: claim its directory, record who it is, and see it to its end.
 
     Args:
-        cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what the program reads
-            afterwards is what was recorded. Its section `tracking` (see `daypoint.config.Tracking`) says where to record.
+        cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what
+            the program reads afterwards is what was recorded. Its section `tracking` (see
+            `daypoint.config.Tracking`) says where to record.
         run_dir: the run directory; by default Hydra's, or outside Hydra a new one under `outputs/`.
-        resume: the run to go on with: an address, `last` or a path; by default `cfg.resume`, or none. Call `run.restore` before
-            the loop.
+        resume: the run to go on with: an address, `last` or a path; by default `cfg.resume`, or none. Call
+            `run.restore` before the loop.
         data: what is trained on: anything with `name`, `rows` and `fingerprint()`, recorded as the dataset.
         monitor: metric that says which checkpoint is best; by default `cfg.trainer.monitor`, or none.
-        mode: `max` or `min`; by default `cfg.trainer.mode`, else min for a metric with "loss" or "error" in its name.
+        mode: `max` or `min`; by default `cfg.trainer.mode`, else min for a metric with "loss" or "error" in
+            its name.
         keep: latest checkpoints to keep besides the best; by default `cfg.trainer.keep`, else all.
         quiet: print nothing but warnings.
 
@@ -99,7 +103,8 @@ def _is_good_exit(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _signals(run: Run) -> Iterator[None]:
-    """While the run is open, SIGTERM and Ctrl-C end it after the step, with a checkpoint if one can be made; a second one ends it at once.
+    """While the run is open, SIGTERM and Ctrl-C end it after the step, with a checkpoint if one can be made;
+    a second one ends it at once.
 
     A handler of the user's own is left alone.
     """
@@ -320,7 +325,9 @@ def _claim(files: RunFiles) -> Journal:
 
 
 def _yaml(plain: Mapping[str, Any]) -> bytes:
-    """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is text."""
+    """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is
+    text.
+    """
     text = yaml.safe_dump(
         config.escaped(plain), sort_keys=False, allow_unicode=True, default_flow_style=False
     )

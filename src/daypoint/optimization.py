@@ -1,7 +1,9 @@
-"""What a resume does to an optimizer and its scheduler when the config has changed: the new settings hold, the progress stays.
+"""What a resume does to an optimizer and its scheduler when the config has changed: the new settings hold,
+the progress stays.
 
-Loading a state brings back the old learning rate and the old horizon of the schedule; torch has no other way. These functions put the new ones
-in their place, as if they had been there from the start of this attempt. They know torch's objects by their attributes only.
+Loading a state brings back the old learning rate and the old horizon of the schedule; torch has no other way.
+These functions put the new ones in their place, as if they had been there from the start of this attempt.
+They know torch's objects by their attributes only.
 One number: a learning rate changed from a to b is b / a times what it would have been, from here to the end.
 """
 

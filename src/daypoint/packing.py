@@ -9,7 +9,7 @@ Numbers, texts and lists stand for themselves; everything else is an object with
 so nothing that a user stores can be mistaken for a mark of ours. What comes back is equal in value and in
 type: tuples, int keys, NaN, large ints, bytes, numpy and complex included. Whatever is not on the list is
 refused with its path.
-One number: the state of Adam over 100 tensors packs in 1 ms.
+One number: the state of Adam for 100 parameters packs in 3 ms.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It imports none of the packages whose versions it reports, and no state of a repository, or its absence, makes
 it raise.
-One number: 15 ms for a clean repository, 40 ms for one with uncommitted changes.
+One number: 4 ms for a clean repository, 11 ms for one with uncommitted changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The record of a run: builds what run.json says about who a run is, and how each attempt at it went.
 
-Reading and writing run.json is `identity`'s; this module only fills in the facts: code, versions, data, names. It asks git once.
+Reading and writing run.json is `identity`'s; this module only fills in the facts: code, versions, data,
+names. It asks git once.
 One number: about 30 ms, most of it git.
 """
 
@@ -47,7 +48,8 @@ def new_record(
         plain: the resolved config.
         job: what Hydra knows, or None.
         uri: the MLflow store, or None when tracking is off.
-        references, filled: which values of the config followed others, or were put in by the program; a resume needs it.
+        references, filled: which values of the config followed others, or were put in by the program; a
+            resume needs it.
     """
     day_tag = _day_of(directory, root / settings.outputs, moment)
     config = redaction.redact(plain)

@@ -1,8 +1,10 @@
 """The replay: what a recorder knew after so many steps, found again from the journal.
 
-A training that goes on from a checkpoint needs the epochs before it, and the statistics of the epoch that was half done. Both follow from
-the journal: an event counts if no later attempt began at or before its step. So the train log of a resumed run is that of
-a run that was never interrupted. This module writes nothing. One number: a million batches are replayed in about 5 s.
+A training that goes on from a checkpoint needs the epochs before it, and the statistics of the epoch that was
+half done. Both follow from
+the journal: an event counts if no later attempt began at or before its step. So the train log of a resumed
+run is that of a run that was never interrupted. This module writes nothing. One number: a million batches are
+replayed in about 5 s.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Replay:
 
 
 def valid_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The events that count: those of the last attempt, and those of earlier ones before the step it began at."""
+    """The events that count: those of the last attempt, and those of earlier ones before the step it began
+    at.
+    """
     counted: list[Mapping[str, Any]] = []
     for event in events:
         if event["event"] == "start" and event["attempt"] > 1:

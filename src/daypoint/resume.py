@@ -1,8 +1,9 @@
 """Resuming: which run goes on, with which config, and what may be different from before.
 
-`python train.py resume=20260328 trainer.epochs=40`: the config is the recorded one, frozen as it was (`now()`, the environment and today's YAML files
-are not asked again), except for what the command line names. Changes that cannot make sense in the middle of a training are refused
-before anything is written. This module restores no weights and writes nothing.
+`python train.py resume=20260328 trainer.epochs=40`: the config is the recorded one, frozen as it was
+(`now()`, the environment and today's YAML files are not asked again), except for what the command line names.
+Changes that cannot make sense in the middle of a training are refused before anything is written. This module
+restores no weights and writes nothing.
 One number: a changed value is named with its key, before and after, in one line.
 """
 
@@ -50,8 +51,9 @@ def find(address: str, outputs: Path) -> StoredRun:
 
 
 def resumed(cfg: DictConfig) -> DictConfig:
-    """The config to train with: `cfg` itself, or, when it has a `resume` address, that run's recorded config with what the
-    command line changes in it. Call it first in a Hydra `main`; outside Hydra the address alone decides and nothing is changed.
+    """The config to train with: `cfg` itself, or, when it has a `resume` address, that run's recorded config
+    with what the command line changes in it. Call it first in a Hydra `main`; outside Hydra the address alone
+    decides and nothing is changed.
 
     Raises:
         AddressError: the address names no run, or more than one.
@@ -79,8 +81,8 @@ def _resumed(cfg: DictConfig, address: str) -> DictConfig:
 
 
 def thawed(record: Mapping[str, Any]) -> DictConfig:
-    """A recorded config as one that can be changed: what was a reference to another value follows it again, and what the program
-    had filled in is left for it to fill in. All else is the recorded data."""
+    """A recorded config as one that can be changed: what was a reference to another value follows it again,
+    and what the program had filled in is left for it to fill in. All else is the recorded data."""
     frozen = OmegaConf.create(config.escaped(record["config"]))
     for key, before in record["filled"].items():
         OmegaConf.update(frozen, key, before)
@@ -90,7 +92,9 @@ def thawed(record: Mapping[str, Any]) -> DictConfig:
 
 
 def references(cfg: Any) -> dict[str, str]:
-    """Which values of a config that is not resolved yet are references to others, by key: `{"data.seed": "trainer.seed"}`."""
+    """Which values of a config that is not resolved yet are references to others, by key: `{"data.seed":
+    "trainer.seed"}`.
+    """
     if not isinstance(cfg, DictConfig):
         return {}
     found: dict[str, str] = {}
@@ -107,9 +111,11 @@ def references(cfg: Any) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs between two resolved configs, by dotted key: (before, after); a key that is missing counts as null.
+    """What differs between two resolved configs, by dotted key: (before, after); a key that is missing counts
+    as null.
 
-    Numbers are compared as numbers: 1e-3 is 0.001. Keys that do not matter to a training are left out (`identity.IGNORED`).
+    Numbers are compared as numbers: 1e-3 is 0.001. Keys that do not matter to a training are left out
+        (`identity.IGNORED`).
     """
     old, new = _leaves(before, ""), _leaves(after, "")
     return {

@@ -1,8 +1,10 @@
-"""A run: what the training loop talks to. It hands on to the recorder, the checkpoints, the courier and the screen.
+"""A run: what the training loop talks to. It hands on to the recorder, the checkpoints, the courier and the
+screen.
 
-The end, whatever it is, goes into the journal first, then into run.json, then to MLflow through the courier. After SIGKILL
-nobody is left to say anything but the courier, which does. How a run is opened, and which end has which status:
-`daypoint.opening`. One number: what `log` adds to the recorder's own cost is under half a microsecond.
+The end, whatever it is, goes into the journal first, then into run.json, then to MLflow through the courier.
+After SIGKILL nobody is left to say anything but the courier, which does. How a run is opened, and which end
+has which status: `daypoint.opening`. One number: what `log` adds to the recorder's own cost is under half a
+microsecond.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Run:
         address: how the run is called on the command line, `20260328/141502-123456`.
         uid: the name that never changes, 16 hexadecimal digits.
         config: the resolved config, as plain data.
-        is_main: whether this process records (rank 0). On other ranks everything checks its values and writes nothing.
+        is_main: whether this process records (rank 0). On other ranks everything checks its values and writes
+            nothing.
     """
 
     def __init__(
@@ -125,9 +128,9 @@ class Run:
     ) -> None:
         """Record the scalars of one batch: `run.log(loss=loss, lr=0.1)` or `run.log({"train/loss": loss})`.
 
-        When it returns, the values survive the death of the process. But a tensor on an accelerator is not waited for: it is
-        copied there, and recorded within 64 steps, at the end of the epoch or of the run, or when something else is asked
-        for (`daypoint.recorder`); until then SIGKILL would lose it.
+        When it returns, the values survive the death of the process. But a tensor on an accelerator is not
+        waited for: it is copied there, and recorded within 64 steps, at the end of the epoch or of the run,
+        or when something else is asked for (`daypoint.recorder`); until then SIGKILL would lose it.
 
         Args:
             metrics: scalars by name: Python or numpy numbers, or 0-dim tensors on any device.
@@ -138,7 +141,8 @@ class Run:
         Raises:
             ScalarError: a value is not one real number; nothing of this call is recorded.
             JournalError: it could not be written (full disk); nothing of this call is recorded.
-            RunError: the run has ended, or this is another process than the one that opened it, or the device failed.
+            RunError: the run has ended, or this is another process than the one that opened it, or the device
+                failed.
         """
         if self._ended or _process != self._process:
             self._refuse()
@@ -170,8 +174,9 @@ class Run:
     def epochs(self, count: int, *, batches: int | None = None) -> Iterator[int]:
         """Iterate over the epochs 0 to `count - 1`; each one's statistics are recorded when it ends.
 
-        A resumed run goes on where its checkpoint was: with the next epoch, or, when `batches` is given and the
-        checkpoint was taken in the middle of one, in that epoch; `run.batch` says how many of its batches are done.
+        A resumed run goes on where its checkpoint was: with the next epoch, or, when `batches` is given and
+        the checkpoint was taken in the middle of one, in that epoch; `run.batch` says how many of its batches
+        are done.
 
         Args:
             count: the number of epochs of the whole run.
@@ -189,7 +194,9 @@ class Run:
 
     @property
     def batch(self) -> int:
-        """Batches done in the epoch that is open; at its start 0, but for the epoch in which a resumed run goes on."""
+        """Batches done in the epoch that is open; at its start 0, but for the epoch in which a resumed run
+        goes on.
+        """
         recorder = self._recorder
         return recorder.steps_in_epoch if recorder is not None and recorder.epoch is not None else 0
 
@@ -238,7 +245,9 @@ class Run:
             self._hear_courier()
 
     def _leave_epoch(self) -> None:
-        """An epoch is being left early. An error here would be swallowed by the interpreter, so it is kept for the end."""
+        """An epoch is being left early. An error here would be swallowed by the interpreter, so it is kept
+        for the end.
+        """
         if os.getpid() == self._process:
             try:
                 self._end_epoch(complete=False)
@@ -250,9 +259,9 @@ class Run:
     ) -> dict[str, Any]:
         """In a resumed run, put everything back to where the checkpoint was, random numbers included.
 
-        Call it right before the loop, in a new run too: there it changes nothing, but a signal can then end the training
-        with a checkpoint. Settings of the optimizer and the scheduler that the config has changed since (a new learning
-        rate, more steps) stay changed.
+        Call it right before the loop, in a new run too: there it changes nothing, but a signal can then end
+        the training with a checkpoint. Settings of the optimizer and the scheduler that the config has
+        changed since (a new learning rate, more steps) stay changed.
 
         Args:
             model, optimizer, scheduler, scaler: built from the config, as for a new training.
@@ -375,7 +384,9 @@ class Run:
     # ------------------------------------------------------------ the end
 
     def _end(self, status: str, error: BaseException | None) -> None:
-        """Record how the run ended. Each step is tried even when an earlier one fails; the first failure is raised."""
+        """Record how the run ended. Each step is tried even when an earlier one fails; the first failure is
+        raised.
+        """
         if self._ended or os.getpid() != self._process:
             return
         failures: list[BaseException] = [self._left_error] if self._left_error else []

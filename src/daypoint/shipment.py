@@ -221,7 +221,9 @@ class Shipment:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 
         params = []
-        for key, value in keys.flatten(self._record["config"]).items():
+        # MLflow cannot change a param, so it has those of the first attempt, and remarks on the others.
+        config = self._record.get("first_config", self._record["config"])
+        for key, value in keys.flatten(config).items():
             text = fit(value, _PARAM_LIMIT)
             if text != value:
                 self._tags.remark(
@@ -229,8 +231,12 @@ class Shipment:
                 )
             if key not in run.data.params:
                 params.append(Param(key, text))
-            elif run.data.params[key] != text:  # MLflow refuses to change it, and all that comes with it
+            elif run.data.params[key] != text:
                 self._tags.remark("daypoint.params_changed", key, text)
+        for attempt in self._record["attempts"]:
+            for name, (_, value) in attempt.get("changes", {}).items():
+                subject = f"{keys.mlflow_key(name)} in attempt {attempt['number']}"
+                self._tags.remark("daypoint.params_changed", subject, json.dumps(value, ensure_ascii=False))
         self._client.log_batch(self.run_id, params=params, synchronous=True)
         data = self._record["data"]
         if data and not (run.inputs and run.inputs.dataset_inputs):
@@ -283,7 +289,9 @@ class Shipment:
             self._remark_damage(Damage(self.offset_bytes, torn, "the last line was not finished"))
         if self.status != ending.status:
             self._client.set_terminated(self.run_id, ending.status, ending.time_ms)
-            for path in (self._files.config, self._files.train_log, self._files.run):
+            config = self._files.config
+            configs = sorted(self.directory.glob(f"{config.stem}*{config.suffix}"))  # one for each attempt
+            for path in (*configs, self._files.train_log, self._files.run):
                 if path.exists():
                     self._client.log_artifact(self.run_id, str(path))
             if ending.error:

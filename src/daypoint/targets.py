@@ -1,6 +1,8 @@
-"""The `_target_`s of a config: whether each exists, takes the arguments it is given, and gets values of the annotated types.
+"""The `_target_`s of a config: whether each exists, takes the arguments it is given, and gets values of the
+annotated types.
 
-Hydra would say so too, but only when the program comes to that line. This module calls no target; to look at one it must import its module.
+Hydra would say so too, but only when the program comes to that line. This module calls no target; to look at
+one it must import its module.
 One number: what is checked is what the signature tells; a callable that takes `**kwargs` accepts every name.
 """
 
@@ -69,7 +71,8 @@ def locate(path: str, key: str) -> Callable[..., Any]:
 
 
 def check_call(key: str, node: Mapping[str, Any]) -> None:
-    """Check that a `_target_` exists, takes the arguments it is given, and that plain values have the annotated types.
+    """Check that a `_target_` exists, takes the arguments it is given, and that plain values have the
+    annotated types.
 
     Arguments that the program adds itself (`params`, `optimizer`, …) may be missing here.
 

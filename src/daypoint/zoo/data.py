@@ -3,7 +3,7 @@
 Two come from here (`Digits`, `Linear`), the user's own file from `zoo.table`. A data set refuses to know who
 trains on it: it never touches the global random state, so a resumed run that skips `start_batch` batches
 meets the very same ones, and dropout draws the same numbers. One number: a batch of 64 digits is one indexing
-call, 20 times cheaper than collating samples.
+call (24 µs), 10 times cheaper than collating samples.
 """
 
 from __future__ import annotations

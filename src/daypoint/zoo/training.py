@@ -1,6 +1,7 @@
 """What every training script needs beside its loop: seeds, the device, precision, validation.
 
-Nothing here knows of runs, configs or days; take it or leave it. One number: at 0 the seeds fix every byte of a run on a CPU.
+Nothing here knows of runs, configs or days; take it or leave it. One number: at 0 the seeds fix every byte of
+a run on a CPU.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def pick_device(name: str) -> torch.device:
 def make_precision(
     precision: str, device: torch.device
 ) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
-    """The autocast context and the loss scaler of a precision. Only fp16 scales; for the others the scaler does nothing.
+    """The autocast context and the loss scaler of a precision. Only fp16 scales; for the others the scaler
+    does nothing.
 
     Args:
         precision: fp32 | bf16 | fp16.
@@ -76,10 +78,11 @@ def evaluate(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> dict[str, Tensor]:
-    """Validation metrics as 0-dim tensors: `val/loss`, and `val/accuracy` or `val/r2`, over all validation rows.
+    """Validation metrics as 0-dim tensors: `val/loss`, and `val/accuracy` or `val/r2`, over all validation
+    rows.
 
-    Sums run in float64 on the device, so neither the batch size nor the number of rows moves the result, and nothing waits
-    for the device before the end.
+    Sums run in float64 on the device, so neither the batch size nor the number of rows moves the result, and
+    nothing waits for the device before the end.
     """
     was_training = model.training
     model.eval()
