@@ -232,6 +232,22 @@ def test_importing_the_store_does_not_import_mlflow():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.3, 0.6, 1.0])
+def test_a_kill_while_the_tables_are_made_leaves_no_half_made_store(tmp_path, delay_seconds):
+    path = tmp_path / "mlruns" / "mlflow.db"
+    script = f"from daypoint import store; store.prepare('sqlite:///{path}')"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        while process.poll() is None and not list(path.parent.glob(".mlflow.db.*.tmp")):
+            time.sleep(0.01)
+        time.sleep(delay_seconds)
+        process.kill()
+    store.check_experiment(uri_of(path), "digits")
+    store.prepare(uri_of(path))
+    assert {"experiments", "metrics", "alembic_version"} <= tables_of(path)
+    assert {file.name for file in path.parent.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+@pytest.mark.slow
 def test_eight_processes_on_a_fresh_store_all_find_it_ready(tmp_path):
     script = f"from daypoint import store; store.prepare('sqlite:///{tmp_path}/mlruns/mlflow.db')"
     processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(8)]

@@ -16,7 +16,7 @@ from typing import Any
 from daypoint import day, files, identity
 from daypoint.day import RunFiles
 from daypoint.ending import is_abandoned, last_event
-from daypoint.errors import AddressError
+from daypoint.errors import AddressError, DaypointError
 from daypoint.recorder import read_epochs
 
 _UID = re.compile(r"[0-9a-f]{6,16}")
@@ -104,7 +104,7 @@ def list_runs(outputs: Path, day_tag: str | None = None) -> tuple[list[StoredRun
     for directory in day.run_directories(outputs, day_tag):
         try:
             found.append(read(directory, outputs))
-        except AddressError as error:
+        except DaypointError as error:
             complaints.append(str(error))
     return found, complaints
 

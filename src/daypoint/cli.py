@@ -56,7 +56,11 @@ def ls(
     limit: Annotated[int, typer.Option("-n", help="How many of the newest runs to show; 0 for all.")] = 50,
     outputs: Outputs = None,
 ) -> None:
-    """List runs, the newest last. Example: daypoint ls today"""
+    """List runs, the newest last.
+
+    \b
+    Example: daypoint ls today
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -115,7 +119,11 @@ def _short_name(run: StoredRun) -> str:
 
 @app.command()
 def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Outputs = None) -> None:
-    """Show one run: who it is, its epochs, checkpoints and files. Example: daypoint show 20260328/1415"""
+    """Show one run: who it is, its epochs, checkpoints and files.
+
+    \b
+    Example: daypoint show 20260328/1415
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -187,7 +195,11 @@ def sync(
     ] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Send to MLflow what is not there yet; any number of times. Example: daypoint sync today"""
+    """Send to MLflow what is not there yet; any number of times.
+
+    \b
+    Example: daypoint sync today
+    """
     from daypoint import catalog, courier, day, store
 
     where = _outputs(outputs)
@@ -210,7 +222,11 @@ def ui(
     port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
     uri: Annotated[str | None, typer.Option(help="The MLflow store; by default the project's own.")] = None,
 ) -> None:
-    """Open MLflow on the project's store, until Ctrl-C. Example: daypoint ui --port 5001"""
+    """Open MLflow on the project's store, until Ctrl-C.
+
+    \b
+    Example: daypoint ui --port 5001
+    """
     import os
     import socket
 

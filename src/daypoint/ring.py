@@ -58,13 +58,18 @@ def _accelerator() -> str | None:
 
 
 class Ring:
-    """Values of a few steps, and the entries they belong to, in order."""
+    """Values of a few steps, and the entries they belong to, in order.
 
-    def __init__(self) -> None:
+    Args:
+        chunk: makes the memory; a test gives one that is late, or fails.
+    """
+
+    def __init__(self, chunk: type[Chunk] | None = None) -> None:
+        self._chunk = chunk or Chunk
         self._filling = _Half()
         self._sent: _Half | None = None
         self._sent_seconds = -SECONDS
-        self._free: dict[Any, list[_Chunk]] = {}
+        self._free: dict[Any, list[Chunk]] = {}
         self.pending = False
         """Whether something was put or added that has not been taken."""
 
@@ -91,7 +96,7 @@ class Ring:
         open_chunks = self._filling.chunks
         if stream not in open_chunks or open_chunks[stream][-1].used == SLOTS:
             free = self._free.get(stream)
-            open_chunks.setdefault(stream, []).append(free.pop() if free else _Chunk(device, stream))
+            open_chunks.setdefault(stream, []).append(free.pop() if free else self._chunk(device, stream))
         self.pending = True
         return open_chunks[stream][-1].put(value)
 
@@ -197,10 +202,10 @@ class _Half:
 
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
-        self.chunks: dict[Any, list[_Chunk]] = {}
+        self.chunks: dict[Any, list[Chunk]] = {}
 
 
-class _Chunk:
+class Chunk:
     """Memory for 256 values of any dtype, written from one stream of a device, and its twin on the host.
 
     On the CPU (where deferral is for tests) there is no stream, and a copy is done when it is asked for.

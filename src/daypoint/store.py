@@ -282,6 +282,8 @@ def _create(path: Path) -> None:
     def hurry(connection: Any, _: object) -> None:
         connection.execute("PRAGMA synchronous = OFF")  # one fsync at the end instead of hundreds
 
+    for leftover in path.parent.glob(f".{path.name}.*.tmp*"):  # of one that was killed: we have the lock
+        leftover.unlink()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     event.listen(Engine, "connect", hurry)
     try:
