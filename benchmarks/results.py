@@ -78,13 +78,15 @@ def _session(sessions: list[dict[str, Any]], start_without: float | None) -> dic
         "finish_seconds": _median(sessions, "finish_seconds"),
         "peak_mib": _median(sessions, "peak_bytes") / MIB,
         "helpers_peak_mib": _median(sessions, "helpers_peak_bytes") / MIB,
-        **_counts(sessions),
+        "counts": _counts(sessions),
     }
 
 
 def _counts(sessions: list[dict[str, Any]]) -> dict[str, int] | None:
     keys = ("logged", "kept", "rounded", "wrong", "doubled")
-    return {key: sum(session[key] for session in sessions) for key in keys} if sessions else None
+    if not sessions or "logged" not in sessions[0]:
+        return None
+    return {key: sum(session[key] for session in sessions) for key in keys}
 
 
 def _median(sessions: list[dict[str, Any]], key: str) -> float | None:
@@ -101,7 +103,10 @@ def machine() -> dict[str, Any]:
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        model = next((line.partition(": ")[2] for line in cpuinfo.read_text().splitlines() if "model name" in line), model)
+        model = next(
+            (line.partition(": ")[2] for line in cpuinfo.read_text().splitlines() if "model name" in line),
+            model,
+        )
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu": model,
@@ -144,8 +149,17 @@ def markdown(document: dict[str, Any]) -> str:
         ]
     lines += ["", "## Cost of a step", ""]
     lines += _table(
-        ["", "call, µs: typical", "mean", "p99", "× list, typical", "× list, mean", "whole step, µs", "steps/s kept"],
-        _STEP,
+        [
+            "",
+            "call, µs: typical",
+            "mean",
+            "p99",
+            "× list, typical",
+            "× list, mean",
+            "whole step, µs",
+            "steps/s kept",
+        ],
+        _step_row,
         contenders,
         "step",
     )
@@ -159,20 +173,28 @@ def markdown(document: dict[str, Any]) -> str:
         "",
     ]
     lines += _table(
-        ["", "to the first step, s", "× none", "to finish, s", "points kept", "peak memory, MiB", "helpers, MiB"],
-        _SESSION,
+        [
+            "",
+            "to the first step, s",
+            "× none",
+            "to finish, s",
+            "points kept",
+            "peak memory, MiB",
+            "helpers, MiB",
+        ],
+        _session_row,
         contenders,
         "session",
     )
     lines += [
         "",
         f"Medians of {settings['keeps']} runs of {settings['steps']:,} steps; the project is not new (the store is there). "
-        "*to finish*: from the last step to the end of the process.",
+        "*to finish*: from the last step to the end of the process. *points kept*: read back and compared value by value.",
         "",
         "## After SIGKILL of the training process, at a random step",
         "",
     ]
-    lines += _table(["", "points logged", "kept", "lost", "share lost"], _SIGKILL, contenders, "sigkill")
+    lines += _table(["", "points logged", "kept", "lost", "share lost"], _sigkill_row, contenders, "sigkill")
     lines += [
         "",
         f"Sum of {settings['kills']} runs. A point is logged when the call has returned; it is kept when it can be read back, with its very value, once "
@@ -182,7 +204,11 @@ def markdown(document: dict[str, Any]) -> str:
         "",
     ]
     versions = {of["distribution"]: of["version"] for of in contenders.values() if of["version"]}
-    lines.append(", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+    at = f" (commit {document['commit']})" if document["commit"] else ""
+    lines.append(
+        ", ".join(f"{name} {version}{at if name == 'daypoint' else ''}" for name, version in versions.items())
+        + "."
+    )
     if failures := {of["title"]: of["failure"] for of in contenders.values() if of["failure"]}:
         lines += ["", "## Did not take part", ""]
         lines += [f"- {title}: {failure}" for title, failure in failures.items()]
@@ -199,22 +225,28 @@ def _table(
     return lines
 
 
-def _STEP(of: dict[str, Any]) -> list[str]:
+def _step_row(of: dict[str, Any]) -> list[str]:
     return [
         f"{of['call_typical_us']:,.1f}",
         f"{of['call_us']:,.1f}",
         f"{of['call_p99_us']:,.0f}",
-        f"{of['times_list_typical']:,.2g}" if of["times_list_typical"] < 10 else f"{of['times_list_typical']:,.0f}",
-        f"{of['times_list']:,.2g}" if of["times_list"] < 10 else f"{of['times_list']:,.0f}",
+        _times(of["times_list_typical"]),
+        _times(of["times_list"]),
         f"{of['cost_us']:,.0f} ± {of['cost_error_us']:,.0f}",
         f"{of['throughput']:.1%}",
     ]
 
 
-def _SESSION(of: dict[str, Any]) -> list[str]:
-    rounded = f" ({of['rounded']:,} rounded to float32)" if of["rounded"] else ""
-    doubled = f" ({of['doubled']:,} twice)" if of["doubled"] else ""
-    kept = f"{of['kept'] + of['rounded']:,} of {of['logged']:,}{rounded}{doubled}"
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def _session_row(of: dict[str, Any]) -> list[str]:
+    kept = "–"
+    if counts := of["counts"]:
+        rounded = f" ({counts['rounded']:,} rounded to float32)" if counts["rounded"] else ""
+        doubled = f" ({counts['doubled']:,} twice)" if counts["doubled"] else ""
+        kept = f"{counts['kept'] + counts['rounded']:,} of {counts['logged']:,}{rounded}{doubled}"
     return [
         f"{of['start_seconds']:.2f}",
         f"{of['start_ratio']:.2f}" if of["start_ratio"] else "–",
@@ -225,6 +257,6 @@ def _SESSION(of: dict[str, Any]) -> list[str]:
     ]
 
 
-def _SIGKILL(of: dict[str, int]) -> list[str]:
+def _sigkill_row(of: dict[str, int]) -> list[str]:
     kept = of["kept"] + of["rounded"]
     return [f"{of['logged']:,}", f"{kept:,}", f"{of['logged'] - kept:,}", f"{1 - kept / of['logged']:.1%}"]

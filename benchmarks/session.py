@@ -2,7 +2,6 @@
 
     python session.py pace CONTENDER '{"project": …}'     stretches of steps: without logging, with the list, with the contender
     python session.py keep CONTENDER '{"project": …}'     log every step; what was logged is noted where a SIGKILL cannot reach it
-    python session.py read CONTENDER '{"project": …}'     what is on disk now
     python session.py calibrate none '{}'                 the width of the model that makes a step a millisecond
 
 The last line of stdout is the result, as JSON. Runs in the contender's environment and imports only torch and the contender.
@@ -27,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import CONTENDERS, METRICS, Contender, List, Nothing
+from contender import Contender, List, Nothing
+from contenders import CONTENDERS
 from processes import cpu_seconds, descendants, peak_bytes
 from torch import nn
 
@@ -51,7 +51,11 @@ class Training:
         self.inputs = torch.randn(BATCHES, BATCH, FEATURES)
         self.labels = torch.randint(0, CLASSES, (BATCHES, BATCH))
         self.model = nn.Sequential(
-            nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)
+            nn.Linear(FEATURES, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, CLASSES),
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
         self.criterion = nn.CrossEntropyLoss()
@@ -155,7 +159,9 @@ def keep(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
     Path(options["handle"]).write_text(handle)
     steps = options["steps"]
     with open(options["acks"], "r+b") as file:
-        acks = mmap.mmap(file.fileno(), 8 + ACK.size * steps)  # in the kernel's hands, so a SIGKILL loses none
+        acks = mmap.mmap(
+            file.fileno(), 8 + ACK.size * steps
+        )  # in the kernel's hands, so a SIGKILL loses none
     first_step_at = 0.0
     for step in range(steps):
         loss, lr, norm = training.step()
@@ -178,12 +184,6 @@ def keep(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
         "helpers_peak_bytes": helpers_peak,
         "helpers": helpers,
     }
-
-
-def read(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
-    """The points on disk, for the metrics that were logged."""
-    points = contender.read(Path(options["project"]), Path(options["handle"]).read_text())
-    return {"points": {name: points.get(name, []) for name in METRICS}}
 
 
 def calibrate(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def calibrate(contender: Contender, options: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     action, name, text = sys.argv[1:]
-    result = {"pace": pace, "keep": keep, "read": read, "calibrate": calibrate}[action](
+    result = {"pace": pace, "keep": keep, "calibrate": calibrate}[action](
         CONTENDERS[name](), json.loads(text)
     )
     sys.stdout.flush()

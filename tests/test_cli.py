@@ -16,7 +16,10 @@ def outputs(tmp_path, monkeypatch):
     monkeypatch.setenv("DAYPOINT_OUTPUTS", str(outputs))
     monkeypatch.setenv("COLUMNS", "200")
     for name, value in (("first", 1.0), ("second", None), ("third", float("nan"))):
-        cfg = {"lr": 0.1, "tracking": {"enabled": False, "outputs": str(outputs), "name": name, "on_nonfinite": "record"}}
+        cfg = {
+            "lr": 0.1,
+            "tracking": {"enabled": False, "outputs": str(outputs), "name": name, "on_nonfinite": "record"},
+        }
         try:
             with daypoint.open_run(cfg, quiet=True, monitor="val/loss") as run:
                 for _ in run.epochs(2):
@@ -46,7 +49,11 @@ def test_ls_lists_the_runs_of_a_day_oldest_first(outputs, capsys):
     code, out, _ = run_cli(capsys, "ls", "today")
     assert code == 0
     lines = out.splitlines()
-    assert [line.split()[1:3] for line in lines[1:]] == [["FINISHED", "first"], ["FAILED", "second"], ["FINISHED", "third"]]
+    assert [line.split()[1:3] for line in lines[1:]] == [
+        ["FINISHED", "first"],
+        ["FAILED", "second"],
+        ["FINISHED", "third"],
+    ]
     assert "val/loss" in lines[0]
     assert "nan" in lines[3]
 

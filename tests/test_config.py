@@ -14,7 +14,9 @@ def test_a_section_that_is_not_there_has_its_defaults():
 
 
 def test_a_misspelt_setting_is_named_with_the_nearest_one():
-    with pytest.raises(ConfigError, match=r"tracking\.experimnt: no such setting; did you mean tracking\.experiment\?"):
+    with pytest.raises(
+        ConfigError, match=r"tracking\.experimnt: no such setting; did you mean tracking\.experiment\?"
+    ):
         config.section({"tracking": {"experimnt": "x"}}, "tracking")
 
 
@@ -37,7 +39,12 @@ def test_a_setting_of_the_wrong_type_is_named():
         ("tracking", "wait_seconds", -1.0, r"tracking\.wait_seconds"),
         ("tracking", "timezone", "Mars", r"tracking\.timezone"),
         ("tracking", "experiment", "", r"tracking\.experiment: expected 1 to 500 characters, found 0"),
-        ("tracking", "experiment", "x" * 501, r"tracking\.experiment: expected 1 to 500 characters, found 501"),
+        (
+            "tracking",
+            "experiment",
+            "x" * 501,
+            r"tracking\.experiment: expected 1 to 500 characters, found 501",
+        ),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_its_key(section, key, value, message):

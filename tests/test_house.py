@@ -14,8 +14,8 @@ ROOMS = [
     ["errors", "files"],
     ["scalar", "stats", "ranks", "day", "keys", "targets", "config", "hydra_app", "shapes", "tensorfile", "packing"],
     ["journal", "redaction", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
-    ["ring", "recorder", "snapshot", "checkpoint", "fold", "shipment", "sync", "delivery", "courier", "console"],
-    ["run", "model", "catalog", "resume", "opening"],
+    ["ring", "recorder", "shelf", "snapshot", "checkpoint", "fold", "shipment", "sync", "delivery", "courier", "console"],
+    ["run", "model", "catalog", "verify", "resume", "opening"],
     ["compare", "plots", "reproduce"],
     ["cli"],
 ]

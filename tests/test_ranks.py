@@ -43,8 +43,17 @@ def test_under_torchrun_all_ranks_share_one_run_directory(project, count):
         "    for _ in run.epochs(1):\n        run.log(loss=float(os.environ['RANK']))\n"
         "    print('RANK', os.environ['RANK'], run.directory, flush=True)\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "spy.py"]
-    done = subprocess.run(command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={count}",
+        "spy.py",
+    ]
+    done = subprocess.run(
+        command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     said = dict(line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("RANK"))
     (directory,) = project.runs()
@@ -57,7 +66,9 @@ def test_under_torchrun_all_ranks_share_one_run_directory(project, count):
 def test_under_torchrun_the_hydra_app_makes_one_directory(project):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["train.py", "trainer.epochs=1", "model=linear", "tracking=off"]
-    done = subprocess.run(command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 0, done.stderr
     (directory,) = project.runs()
     assert [path.name for path in project.outputs.glob("*/*")] == [directory.name]

@@ -87,11 +87,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "optimizer", "scheduler", "more"), CASES, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("model", "optimizer", "scheduler", "more"), CASES, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_a_training_that_died_and_went_on_is_the_one_that_never_died(
     tmp_path, train_main, crash_at, model, optimizer, scheduler, more
 ):
-    chosen = [f"model={model}", f"optimizer={optimizer}", f"scheduler={scheduler}", "trainer.epochs=4", "data=digits"]
+    chosen = [
+        f"model={model}",
+        f"optimizer={optimizer}",
+        f"scheduler={scheduler}",
+        "trainer.epochs=4",
+        "data=digits",
+    ]
     chosen += ["data.batch_size=512", *more] if "data=linear" not in more else more
     train_main(configured(tmp_path / "whole", *chosen))
     whole = only_run(tmp_path / "whole")
@@ -172,7 +180,13 @@ def test_a_new_learning_rate_is_the_one_that_trains(tmp_path, train_main, finish
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("model.outputs", 11), ("trainer.seed", 5), ("data.batch_size", 3), ("optimizer._target_", "torch.optim.SGD")]
+    ("key", "value"),
+    [
+        ("model.outputs", 11),
+        ("trainer.seed", 5),
+        ("data.batch_size", 3),
+        ("optimizer._target_", "torch.optim.SGD"),
+    ],
 )
 def test_what_would_be_another_training_is_refused_before_anything_is_written(tmp_path, finished, key, value):
     from omegaconf import OmegaConf
@@ -196,7 +210,9 @@ def test_the_recorded_config_counts_and_not_todays_files(tmp_path, train_main, f
     assert cfg.optimizer._target_.endswith("AdamW")
 
 
-def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path, train_main, finished, capsys):
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(
+    tmp_path, train_main, finished, capsys
+):
     newest = checkpoint.latest(finished.files).path
     weights = next(newest.glob("model_*.safetensors"))
     content = bytearray(weights.read_bytes())
@@ -334,7 +350,12 @@ def test_in_mlflow_a_resumed_run_is_one_run_and_every_step_stands_there_once(pro
     project.train("resume=last", f"trainer.epochs={epochs}")
     run, status = mlflow_run(project, directory)
     assert status == "FINISHED"
-    steps = [s for (s,) in rows(project, "SELECT step FROM metrics WHERE run_uuid=? AND key='loss' ORDER BY step", run)]
+    steps = [
+        s
+        for (s,) in rows(
+            project, "SELECT step FROM metrics WHERE run_uuid=? AND key='loss' ORDER BY step", run
+        )
+    ]
     expected = batches(catalog.read(directory, project.outputs))
     assert steps[: len(expected)] == [step for step, _, _ in expected]
     assert len(steps) == len(set(steps))

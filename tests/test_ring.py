@@ -193,15 +193,13 @@ def test_nothing_is_waited_for_until_both_halves_are_full(monkeypatch):
 
 
 def test_an_entry_that_could_not_be_dealt_with_comes_again():
-    ring, seen = Ring(), []
+    ring = Ring()
     fill(ring, 3)
-    with pytest.raises(OSError, match="full disk"):
-        for entry in ring.take(everything=True):
-            if entry.step == 1:
-                raise OSError("full disk")
-            seen.append(entry.step)
+    entries = ring.take(everything=True)
+    assert [next(entries).step, next(entries).step] == [0, 1]
+    entries.close()  # as when writing the second one raised an error
     assert ring.pending
-    assert [*seen, *steps_of(ring.take(everything=True))] == [0, 1, 2]
+    assert steps_of(ring.take(everything=True)) == [1, 2]
     assert not ring.pending
 
 

@@ -42,7 +42,12 @@ def test_a_run_leaves_the_layout_that_is_promised(cfg):
             run.save(model=model, optimizer=optimizer)
     day = run.day
     found = {str(p.relative_to(run.directory)) for p in run.directory.rglob("*") if p.is_file()}
-    checkpoint = {f"model_{day}.safetensors", f"model_{day}.json", f"state_{day}.safetensors", f"state_{day}.state.json"}
+    checkpoint = {
+        f"model_{day}.safetensors",
+        f"model_{day}.json",
+        f"state_{day}.safetensors",
+        f"state_{day}.state.json",
+    }
     assert found == {
         "run.json",
         f"config_{day}.yaml",
@@ -177,7 +182,15 @@ def test_every_file_is_strict_json(cfg):
 
 
 def test_the_config_file_reads_back_as_the_same_data(cfg):
-    given = {**cfg, "text": "${not.a.reference}", "lr": 1e-5, "none": None, "clip": math.inf, "on": "yes", "time": "12:30:45"}
+    given = {
+        **cfg,
+        "text": "${not.a.reference}",
+        "lr": 1e-5,
+        "none": None,
+        "clip": math.inf,
+        "on": "yes",
+        "time": "12:30:45",
+    }
     with daypoint.open_run(OmegaConf.create({**given, "text": r"\${not.a.reference}"})) as run:
         pass
     loaded = OmegaConf.to_container(OmegaConf.load(run.directory / f"config_{run.day}.yaml"), resolve=True)
@@ -267,7 +280,10 @@ def test_a_directory_that_holds_a_run_is_refused(cfg, tmp_path):
     with daypoint.open_run(cfg, run_dir=tmp_path / "mine") as run:
         run.log(loss=1.0)
     before = {path: path.read_bytes() for path in run.directory.iterdir() if path.is_file()}
-    with pytest.raises(RunError, match="holds a run already"), daypoint.open_run(cfg, run_dir=tmp_path / "mine"):
+    with (
+        pytest.raises(RunError, match="holds a run already"),
+        daypoint.open_run(cfg, run_dir=tmp_path / "mine"),
+    ):
         pass
     assert {path: path.read_bytes() for path in run.directory.iterdir() if path.is_file()} == before
 
@@ -293,7 +309,9 @@ def test_a_file_store_is_refused_with_the_uri_to_use_instead(cfg, tmp_path):
 
 
 def test_a_secret_reaches_no_file(cfg):
-    with daypoint.open_run({**cfg, "db": {"password": "TOPSECRET"}, "url": "http://me:TOPSECRET@host/x"}) as run:
+    with daypoint.open_run(
+        {**cfg, "db": {"password": "TOPSECRET"}, "url": "http://me:TOPSECRET@host/x"}
+    ) as run:
         pass
     for path in run.directory.rglob("*"):
         if path.is_file():
@@ -351,5 +369,7 @@ def test_the_epoch_mean_and_checkpoint_survive_a_full_disk_as_a_loud_error(tmp_p
     assert "JournalError" in done.stderr
     acknowledged = int([line for line in done.stdout.splitlines() if line.isdigit()][-1])
     directory = next(line for line in done.stdout.splitlines() if line.startswith(str(tmp_path)))
-    batches = [e for e in journal.read(files.Path(directory) / "journal.jsonl").events if e["event"] == "batch"]
+    batches = [
+        e for e in journal.read(files.Path(directory) / "journal.jsonl").events if e["event"] == "batch"
+    ]
     assert len(batches) == acknowledged

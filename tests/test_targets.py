@@ -27,7 +27,10 @@ def test_a_target_that_exists_is_found(path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("torch.optim.Adan", r"optimizer: cannot import 'torch\.optim\.Adan'.*did you mean torch\.optim\.Adam\?"),
+        (
+            "torch.optim.Adan",
+            r"optimizer: cannot import 'torch\.optim\.Adan'.*did you mean torch\.optim\.Adam\?",
+        ),
         ("mymodule.Net", r"there is no module 'mymodule'"),
         ("os.sep", r"expected a callable, found 'os\.sep', which is str"),
         ("", r"expected the dotted path of a callable"),
@@ -69,7 +72,15 @@ def test_an_argument_that_does_not_fit_is_named(arguments, message):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"width": 3}, {"dropout": 1}, {"width": None}, {"kind": "b"}, {"shape": [1, 8, 8]}, {"_partial_": True}, {}],
+    [
+        {"width": 3},
+        {"dropout": 1},
+        {"width": None},
+        {"kind": "b"},
+        {"shape": [1, 8, 8]},
+        {"_partial_": True},
+        {},
+    ],
 )
 def test_arguments_that_fit_pass(arguments):
     targets.check_call("model", {"_target_": HERE, **arguments})

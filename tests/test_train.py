@@ -88,7 +88,12 @@ def test_every_batch_reaches_mlflow_with_its_step_time_and_value(trained):
     batches = [e for e in journal.read(directory / "journal.jsonl").events if e["event"] == "batch"]
     assert len(batches) == 20 * 23
     for name in ("loss", "lr"):
-        stored = rows(project, "SELECT step, timestamp, value FROM metrics WHERE run_uuid=? AND key=? ORDER BY step", run, name)
+        stored = rows(
+            project,
+            "SELECT step, timestamp, value FROM metrics WHERE run_uuid=? AND key=? ORDER BY step",
+            run,
+            name,
+        )
         assert stored == [(b["step"], b["time"], b["metrics"][name]) for b in batches]
     kinds = rows(project, "SELECT DISTINCT typeof(step), typeof(value) FROM metrics WHERE run_uuid=?", run)
     assert kinds == [("integer", "real")]
@@ -123,7 +128,14 @@ def test_the_run_in_mlflow_says_who_it_is(trained):
     assert tags["device"] == "cpu"
     assert params["optimizer.lr"] == "0.003"
     assert params["data.input_shape"] == "[1, 8, 8]"
-    assert {key.partition(".")[0] for key in params} >= {"data", "model", "loss", "optimizer", "scheduler", "trainer"}
+    assert {key.partition(".")[0] for key in params} >= {
+        "data",
+        "model",
+        "loss",
+        "optimizer",
+        "scheduler",
+        "trainer",
+    }
     assert rows(project, "SELECT name, digest FROM datasets") == [("digits", record["data"]["fingerprint"])]
 
 
@@ -175,7 +187,9 @@ def test_the_same_command_again_gives_the_same_numbers_in_another_directory(trai
 
 
 def test_a_sweep_gives_each_job_its_directory_and_its_mlflow_run(project):
-    project.train("-m", "optimizer.lr=0.1,0.01", "model=linear,mlp", "trainer.epochs=1", "data.batch_size=256")
+    project.train(
+        "-m", "optimizer.lr=0.1,0.01", "model=linear,mlp", "trainer.epochs=1", "data.batch_size=256"
+    )
     runs = project.runs()
     assert [run.name for run in runs] == ["0", "1", "2", "3"]
     assert runs[0].parent.name.startswith("sweep-")
@@ -211,7 +225,9 @@ def test_a_users_own_model_and_table_need_no_change_here(project):
     (project.root / "conf" / "model" / "mine.yaml").write_text(
         "_target_: my_package.Net\ninputs: 2\noutputs: ${data.outputs}\n"
     )
-    project.train("model=mine", "data=table", "data.path=my.csv", "data.target=y", "tracking=off", "trainer.epochs=2")
+    project.train(
+        "model=mine", "data=table", "data.path=my.csv", "data.target=y", "tracking=off", "trainer.epochs=2"
+    )
     (run,) = project.runs()
     record = identity.read_run(run)
     assert record["config"]["data"]["task"] == "regression"
@@ -249,7 +265,9 @@ def test_a_directory_that_holds_a_run_is_refused_before_hydra_touches_it(project
     directory = project.root / "D"
     project.train("tracking=off", "trainer.epochs=1", f"hydra.run.dir={directory}")
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    done = project.train("tracking=off", "trainer.epochs=1", f"hydra.run.dir={directory}", "optimizer.lr=2", check=False)
+    done = project.train(
+        "tracking=off", "trainer.epochs=1", f"hydra.run.dir={directory}", "optimizer.lr=2", check=False
+    )
     assert done.returncode == 1
     assert "holds a run already" in done.stderr
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
@@ -366,7 +384,13 @@ def test_a_deleted_experiment_is_refused_before_training(project):
 @pytest.mark.slow
 def test_eight_first_runs_on_a_fresh_store_at_once_all_arrive(project):
     processes = [
-        project.start(project.root / "train.py", "trainer.epochs=1", "model=linear", f"trainer.seed={i}", "tracking.wait_seconds=120")
+        project.start(
+            project.root / "train.py",
+            "trainer.epochs=1",
+            "model=linear",
+            f"trainer.seed={i}",
+            "tracking.wait_seconds=120",
+        )
         for i in range(8)
     ]
     for process in processes:
@@ -398,4 +422,6 @@ def test_the_training_process_never_imports_mlflow(project):
 
 def test_no_process_is_left_behind(project):
     project.train("trainer.epochs=1", "model=linear")
-    assert str(project.root) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert (
+        str(project.root) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    )

@@ -321,7 +321,7 @@ def trained(epochs, **choice):
         ("mlp", "sgd", "none", 15, 0.95),
         ("linear", "sgd", "cosine", 20, 0.95),
         ("cnn", "adam", "onecycle", 4, 0.95),
-        ("transformer", "adamw", "cosine", 3, 0.95),
+        ("transformer", "adamw", "cosine", 4, 0.95),
     ],
 )
 def test_the_digits_are_learnt(model, optimizer, scheduler, epochs, least):

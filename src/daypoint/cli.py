@@ -187,9 +187,35 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
 
 
 @app.command()
+def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], outputs: Outputs = None) -> None:
+    """Check every file of a run, or of a day's runs, against what it should be. Exit code 1 if anything is wrong.
+
+    \b
+    Example: daypoint verify 20260328
+    """
+    from daypoint import catalog
+    from daypoint.verify import verified_bytes, verify_run
+
+    wrong = 0
+    for run in catalog.find(address, _outputs(outputs)):
+        problems = verify_run(run)
+        wrong += len(problems)
+        size = f"{len(run.checkpoints)} checkpoints, {verified_bytes(run) / 1e6:.1f} MB"
+        print(f"{run.address}  {'ok' if not problems else f'{len(problems)} problems'}  ({size})")
+        for problem in problems:
+            print(f"  {problem}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
 def sync(
     addresses: Annotated[list[str] | None, typer.Argument(help="Days or runs.")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Every run in the outputs directory.")] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Put the project's SQLite store aside and make it anew from --all."),
+    ] = False,
     uri: Annotated[
         str | None, typer.Option(help="Another MLflow store than the one each run was made for.")
     ] = None,
@@ -203,13 +229,22 @@ def sync(
     from daypoint import catalog, courier, day, store
 
     where = _outputs(outputs)
-    if bool(addresses) == all_runs:
+    if rebuild and addresses:
+        raise typer.BadParameter("--rebuild is for all runs; leave the ADDRESS out")
+    if not rebuild and bool(addresses) == all_runs:
         raise typer.BadParameter("say which runs: an ADDRESS, or --all")
-    if all_runs:
+    root = day.project_root(Path.cwd())
+    if rebuild:
+        if live := [run.address for run in catalog.list_runs(where)[0] if run.is_live]:
+            raise typer.BadParameter(f"--rebuild: {', '.join(live)} is being trained now; wait for its end")
+        target = store.tracking_uri(uri, root)
+        if (aside := store.put_aside(target)) is not None:
+            print(f"the store as it was: {aside}")
+        uri = target
+    if all_runs or rebuild:
         directories = day.run_directories(where)
     else:
         directories = [run.directory for address in addresses or () for run in catalog.find(address, where)]
-    root = day.project_root(Path.cwd())
     report = courier.sync(directories, uri=store.tracking_uri(uri, root) if uri else None)
     for line in report.lines:
         print(line)

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from daypoint import checkpoint, config, day, hydra_app, identity, journal, keys, ranks, resume, store
+from daypoint import config, day, hydra_app, identity, journal, keys, ranks, resume, shelf, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole
 from daypoint.courier import Courier
@@ -80,7 +80,9 @@ def open_run(
         opening = _Opening(cfg, data, monitor, mode, keep, quiet)
         address = resume if resume is not None else opening.plain.get("resume")
         if address is not None and run_dir is not None:
-            raise ConfigError("run_dir, resume: expected one of them, found both; a resumed run has its directory")
+            raise ConfigError(
+                "run_dir, resume: expected one of them, found both; a resumed run has its directory"
+            )
         run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
     with _signals(run):
         try:
@@ -203,20 +205,21 @@ class _Opening:
         resume.refuse_fixed(changed, address)
         self._refuse_other_data(record, address)
         self._check_store(record["experiment"])
-        checkpoints = checkpoint.latest(files)
+        checkpoints = shelf.latest(files)
         for problem in checkpoints.skipped:
             self.console.warn(f"{problem}; falling back to the checkpoint before")
         if checkpoints.path is None and checkpoints.skipped:
             raise CheckpointError(
                 f"{files.checkpoints}: none of the checkpoints is whole; see `daypoint verify {found.address}`"
             )
-        step = checkpoint.read_card(checkpoints.path)["step"] if checkpoints.path is not None else 0
+        step = shelf.read_card(checkpoints.path)["step"] if checkpoints.path is not None else 0
 
         ending = ending_of(files)  # a run that died without a word gets its status now
         journal_now = Journal.reopen(files.journal)
         record = identity.read_run(files.directory)
         moment = day.now(record["timezone"])
         attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, from_step=step)
+        attempt["config_sha256"] = identity.config_sha256(config_now)
         attempt["changes"] = {key: list(pair) for key, pair in changed.items()}
         record["attempts"].append(attempt)
         record.update(

@@ -84,7 +84,7 @@ def new_record(
         "filled": filled or {},
         "choices": job.choices if job is not None else {},
         "sweep": sweep,
-        "attempts": [new_attempt(1, moment, job)],
+        "attempts": [{**new_attempt(1, moment, job), "config_sha256": identity.config_sha256(config)}],
     }
 
 

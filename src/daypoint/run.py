@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from daypoint import checkpoint, config, day, identity, store
+from daypoint import checkpoint, config, day, identity, shelf, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
 from daypoint.courier import Courier
@@ -28,7 +28,6 @@ from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt
 from daypoint.recorder import Recorder, now_ms
 from daypoint.scalar import check_scalar, to_step
-
 
 _process = os.getpid()
 """This process, for `log`, which is called too often to ask the kernel."""
@@ -333,7 +332,7 @@ class Run:
         recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, recorder.latest)
         keep = self._record["keep"]
         if keep is not None:
-            checkpoint.prune(self._files, keep_last=keep, keep_best=1)
+            shelf.prune(self._files, keep_last=keep, keep_best=1)
         return path
 
     def _stop(self, ending: BaseException) -> None:
@@ -441,7 +440,7 @@ class Run:
         if recorder.latest:
             metrics = "  ".join(f"{name} {number(value)}" for name, value in recorder.latest.items())
             rows.append(("metrics", metrics))
-        if best := checkpoint.best(self._files):
+        if best := shelf.best(self._files):
             rows.append(("best", str(best.relative_to(self.directory))))
         rows.append(("mlflow", self._deliver()))
         commands = [

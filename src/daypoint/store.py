@@ -335,3 +335,26 @@ def analyze(uri: str) -> None:
         store.execute("PRAGMA analysis_limit = 100000")
         store.execute("ANALYZE metrics")
         store.commit()
+
+
+def put_aside(uri: str) -> Path | None:
+    """Give a SQLite store, and the artifacts beside it, another name, so that a new one can be made in its place.
+
+    Returns:
+        What the store is called now; None if there was none.
+
+    Raises:
+        StoreError: it is no SQLite store; those of a server are for its administrator.
+    """
+    path = sqlite_path(uri)
+    if path is None:
+        raise StoreError(
+            f"{uri}: expected a SQLite store to put aside, found another kind; start the server on a new one"
+        )
+    if not path.exists():
+        return None
+    suffix = time.strftime(".before-%Y%m%d-%H%M%S")
+    for each in (path, path.parent / "artifacts"):
+        if each.exists():
+            each.rename(each.with_name(each.name + suffix))
+    return path.with_name(path.name + suffix)
