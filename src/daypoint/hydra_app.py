@@ -26,6 +26,8 @@ from daypoint import day, ranks
 from daypoint.config import SCHEMAS, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
 
+RUN_DIRECTORY = "${daypoint.run_dir:}"
+SWEEP_DIRECTORY = "${daypoint.sweep_dir:}"
 SWEEP_VARIABLE = "DAYPOINT_SWEEP_DIR"
 """Tells the job processes of a sweep which directory the sweep's own process has claimed."""
 
@@ -113,8 +115,8 @@ def register_configs() -> None:
         provider="daypoint",
         node={
             "hydra": {
-                "run": {"dir": "${daypoint.run_dir:}"},
-                "sweep": {"dir": "${daypoint.sweep_dir:}", "subdir": "${hydra:job.num}"},
+                "run": {"dir": RUN_DIRECTORY},
+                "sweep": {"dir": SWEEP_DIRECTORY, "subdir": "${hydra:job.num}"},
                 # run.json and config_DAY.yaml hold what .hydra/ would, with the secrets left out.
                 "output_subdir": None,
                 "job": {"chdir": False},
@@ -182,29 +184,40 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 class Preflight:
-    """The Hydra callback that checks a config before Hydra makes a directory for it.
+    """The Hydra callback that checks a config, and claims the run's directory, before Hydra makes one.
 
-    Hydra turns a callback's exception into a warning and goes on, but lets SystemExit through. Nothing
-    depends on this check
-    having run: `open_run` repeats it.
+    Hydra turns a callback's exception into a warning and goes on, but lets SystemExit through. Nothing depends on
+    this check having run: `open_run` repeats it.
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        try:
-            target = OmegaConf.to_container(config.hydra.run, resolve=False)["dir"]  # type: ignore
-            if "${" not in str(target):
-                refuse_used(Path(str(target)).absolute())
-            with _hydra_visible(config):
-                check(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
-        except ConfigError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
+        with _one_message_and_exit(), _hydra_visible(config):
+            target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
+            if "${" not in target:
+                refuse_used(Path(target).absolute())
+            check(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+            if target == RUN_DIRECTORY:
+                _claim_once("run", config)
 
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None: ...
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        with _one_message_and_exit():
+            target = OmegaConf.to_container(config.hydra.sweep, resolve=False)["dir"]  # type: ignore
+            if target == SWEEP_DIRECTORY:
+                _claim_once("sweep", config)
+
     def on_run_end(self, config: DictConfig, **_: Any) -> None: ...
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None: ...
     def on_job_start(self, config: DictConfig, **_: Any) -> None: ...
     def on_job_end(self, config: DictConfig, **_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def _one_message_and_exit() -> Iterator[None]:
+    try:
+        yield
+    except DaypointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 @contextlib.contextmanager
