@@ -5,13 +5,18 @@ The loop is meant to be read, and to be changed. What daypoint adds to it are th
 `scalar_loss`.
 """
 
+import os
+
+# On cores that others use too, torch's threads must not spin while they wait: it makes small models ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import hydra
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
 
 import daypoint
+from daypoint import instantiate
 from daypoint.zoo import training
 
 daypoint.register_configs()
@@ -24,7 +29,9 @@ def main(cfg: DictConfig) -> float | None:
     device = training.pick_device(cfg.trainer.device)
     data = instantiate(cfg.data)
     # What only the data knows goes into the config, so that the recorded config rebuilds the model without the data.
-    daypoint.fill(cfg, "data", input_shape=data.input_shape, outputs=data.outputs, task=data.task)
+    daypoint.fill(
+        cfg, "data", name=data.name, input_shape=data.input_shape, outputs=data.outputs, task=data.task
+    )
 
     model = instantiate(cfg.model).to(device)
     criterion = instantiate(cfg.loss)
@@ -36,8 +43,8 @@ def main(cfg: DictConfig) -> float | None:
     autocast, scaler = training.make_precision(cfg.trainer.precision, device)
 
     if cfg.debug == "shapes":
-        daypoint.print_shapes(model, next(iter(data.train_loader(epoch=0)))[0].to(device))
-        return None
+        x, _ = next(iter(data.train_loader(epoch=0)))
+        raise SystemExit(1 if daypoint.print_shapes(model, x.to(device)) else 0)
     step_model = torch.compile(model) if cfg.trainer.compile else model
     monitor = cfg.trainer.monitor or ("val/accuracy" if data.task == "classification" else "val/loss")
 

@@ -18,7 +18,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=lr)
 criterion = nn.MSELoss()
 
 with daypoint.open_run({"lr": lr, "epochs": epochs}, monitor="loss") as run:  # added
-    for epoch in run.epochs(epochs):  # was: for epoch in range(epochs)
+    for _ in run.epochs(epochs):  # was: for _ in range(epochs)
         for x, y in zip(features.split(32), targets.split(32), strict=True):
             loss = daypoint.scalar_loss(criterion(model(x), y))  # was: loss = criterion(model(x), y)
             optimizer.zero_grad()

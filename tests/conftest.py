@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Before anything imports torch: its threads must not spin on cores that the tests' other processes need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 REPOSITORY = Path(__file__).parent.parent
 
 

@@ -30,7 +30,7 @@ def same(a, b):
         return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float):
         return type(b) is float and (
-            math.isnan(a) and math.isnan(b) or (a, math.copysign(1, a)) == (b, math.copysign(1, b))
+            (math.isnan(a) and math.isnan(b)) or (a, math.copysign(1, a)) == (b, math.copysign(1, b))
         )
     return type(a) is type(b) and a == b
 

@@ -51,7 +51,7 @@ def test_every_value_comes_back_exactly(metrics):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "journal.jsonl"
         log = Journal.create(path)
-        log.append(batch(0, **{}) | {"metrics": metrics})
+        log.append(batch(0) | {"metrics": metrics})
         log.close()
         (event,) = journal.read(path).events
         assert event["metrics"] == metrics

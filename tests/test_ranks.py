@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-
 from conftest import clean_environment
+
 from daypoint import identity, ranks
 from daypoint.errors import RunError
 

@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
+from conftest import REPOSITORY
 from hydra import compose, initialize_config_dir
 
 import daypoint
-from conftest import REPOSITORY
 from daypoint import catalog, checkpoint, identity, journal, resume
 from daypoint.errors import AddressError, CheckpointError, ConfigError, RunError
 from daypoint.replay import valid_events

@@ -1,5 +1,6 @@
 """Opening, recording and ending a run, without Hydra and without MLflow."""
 
+import contextlib
 import json
 import math
 import os
@@ -210,14 +211,11 @@ def test_the_config_file_reads_back_as_the_same_data(cfg):
     ids=["end", "exit0", "exit3", "exception", "sigint", "sigterm"],
 )
 def test_each_ending_has_its_status(cfg, ending, status, raised):
-    try:
-        with daypoint.open_run(cfg) as run:
-            for _ in run.epochs(3):
-                run.log(loss=1.0)
-                ending()
-    except BaseException as error:
-        assert raised is not None
-        assert isinstance(error, raised)
+    expected = pytest.raises(raised) if raised is not None else contextlib.nullcontext()
+    with expected, daypoint.open_run(cfg) as run:
+        for _ in run.epochs(3):
+            run.log(loss=1.0)
+            ending()
     record = identity.read_run(run.directory)
     (attempt,) = record["attempts"]
     assert (record["status"], attempt["status"]) == (status, status)
@@ -264,9 +262,9 @@ def test_an_epoch_left_by_break_is_closed_and_marked(cfg):
 
 
 def test_one_epoch_at_a_time(cfg):
-    with pytest.raises(RunError, match="epoch 1: epoch 0 is still open"), daypoint.open_run(cfg) as run:
-        with run.epoch(0), run.epoch(1):
-            pass
+    refused = pytest.raises(RunError, match="epoch 1: epoch 0 is still open")
+    with refused, daypoint.open_run(cfg) as run, run.epoch(0), run.epoch(1):
+        pass
 
 
 def test_logging_after_the_end_is_a_clear_error(cfg):

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import orjson
 import pytest
-
 from conftest import make_project
+
 from daypoint import files, identity, journal
 
 

@@ -22,6 +22,15 @@ SCHEDULERS = sorted(path.stem for path in (CONF / "scheduler").glob("*.yaml"))
 SHAPES = [[1, 8, 8], [3, 6, 4], [2, 9], [16], [1]]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two threads on busy cores wait for each other: ten times slower with models this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def conf(total_steps=100, **choice):
     """The named members of the groups, as Hydra puts them together."""
     groups = {group: OmegaConf.load(CONF / group / f"{member}.yaml") for group, member in choice.items()}
@@ -293,15 +302,6 @@ def test_cycling_the_momentum_of_an_optimizer_without_one_is_refused():
 # ---------------------------------------------------------------- all together
 
 
-@pytest.fixture
-def one_thread():
-    """Two threads on busy cores wait for each other: 20 times slower, with models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(epochs, **choice):
     """Train as train.py does; the data, the model, and its answers to the validation part with what is right."""
     torch.manual_seed(0)
@@ -333,14 +333,12 @@ def trained(epochs, **choice):
         ("transformer", "adamw", "cosine", 4, 0.95),
     ],
 )
-@pytest.mark.usefixtures("one_thread")
 def test_the_digits_are_learnt(model, optimizer, scheduler, epochs, least):
     scores, right = trained(epochs, data="digits", model=model, optimizer=optimizer, scheduler=scheduler)
     assert (scores.argmax(1) == right).double().mean() >= least
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("linear", "sgd"), ("linear", "adamw"), ("mlp", "sgd")])
-@pytest.mark.usefixtures("one_thread")
 def test_the_linear_regression_is_learnt_down_to_its_noise(model, optimizer):
     answers, right = trained(5, data="linear", model=model, optimizer=optimizer, scheduler="cosine")
     least = 0.1**2

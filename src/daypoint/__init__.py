@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         ScalarError,
         StoreError,
     )
-    from daypoint.hydra_app import register_configs
+    from daypoint.hydra_app import instantiate, register_configs
     from daypoint.opening import open_run
     from daypoint.resume import resumed
     from daypoint.run import Run
@@ -49,6 +49,7 @@ _HOMES = {
     "ScalarError": "errors",
     "StoreError": "errors",
     "fill": "config",
+    "instantiate": "hydra_app",
     "open_run": "opening",
     "print_shapes": "shapes",
     "register_configs": "hydra_app",

@@ -85,6 +85,25 @@ def one_message() -> Iterator[None]:
         raise kind(f"error: {error}") from error
 
 
+def instantiate(node: Any, **arguments: Any) -> Any:
+    """`hydra.utils.instantiate`, but an error of daypoint's inside it comes out as itself, as one message.
+
+    Args:
+        node: a part of the config with a `_target_`.
+        arguments: more arguments for the target.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as hydras
+
+    try:
+        return hydras(node, **arguments)
+    except InstantiationException as error:
+        if not isinstance(cause := error.__cause__, DaypointError):
+            raise
+        with one_message():
+            raise cause from None
+
+
 def parsed_overrides(overrides: list[str]) -> list[tuple[str, Any]]:
     """Overrides as (key, value); a deleted key has the value None."""
     if not overrides:

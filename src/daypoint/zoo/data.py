@@ -172,9 +172,9 @@ class Digits(InMemory):
 class Linear(InMemory):
     """A synthetic regression, y = x · w + b + noise, made anew from `data_seed`.
 
-    Inputs float32 [batch, features], standard normal; targets float32 [batch, 1], of variance about 1. That is
-    the shape a model answers in: a target of shape [8] against an answer of shape [8, 1] would broadcast to
-    [8, 8]. No model gets below an MSE of noise².
+    Inputs float32 [batch, features], standard normal; targets float32 [batch, 1], of variance about 1. That
+    is the shape a model answers in: a target of shape [8] against an answer of shape [8, 1] would broadcast
+    to [8, 8]. No model gets below an MSE of noise².
     """
 
     def __init__(
