@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import shlex
 import shutil
 import subprocess
 import sys
@@ -87,6 +86,18 @@ def commit() -> str | None:
         return None
 
 
+def command(options: argparse.Namespace) -> str:
+    """The command line, less what changes no number."""
+    words = ["python", "benchmarks/overhead.py"] + ["--quick"] * options.quick
+    words += [f"--peers={options.peers}"] if options.peers else []
+    names = (
+        ()
+        if options.quick
+        else ("step_ms", "steps", "keeps", "kills", "paces", "rounds", "stretch_seconds", "seed")
+    )
+    return " ".join(words + [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names])
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -126,6 +137,7 @@ def main() -> None:
     options = arguments()
     moment = datetime.now().astimezone()
     began = time.monotonic()
+    measured_commit = commit()
     scratch = Path(tempfile.mkdtemp(prefix="overhead-"))
     try:
         entries = [Entry(name, scratch / name) for name in options.names]
@@ -147,7 +159,7 @@ def main() -> None:
     document = {
         "format": "daypoint/overhead/1",
         "date": moment.isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/overhead.py", *sys.argv[1:]]),
+        "command": command(options),
         "minutes": round((time.monotonic() - began) / 60, 1),
         "machine": results.machine(),
         "settings": {
@@ -155,7 +167,7 @@ def main() -> None:
             for key in ("steps", "keeps", "kills", "paces", "rounds", "stretch_seconds")
         },
         "model_width": width,
-        "commit": commit(),
+        "commit": measured_commit,
         "contenders": results.summaries(entries),
     }
     page = results.write(options.out, document, moment)

@@ -140,12 +140,12 @@ def markdown(document: dict[str, Any]) -> str:
         f"    {document['command']}",
         "",
         f"{host['cores']} cores of {host['cpu']}, {host['memory_gib']} GiB, {host['system']}, Python {host['python']}; "
-        f"{document['minutes']} minutes.",
+        f"{document['minutes']} minutes; load average at the end {host['load_average_at_end'][0]}.",
     ]
     if some:
         lines += [
             f"The loop without logging: {some['without_us']:.0f} µs a step, of which it had a core "
-            f"{some['without_cpu_share']:.0%} of the time (less than 99 % means that something else was running, and that times are rough).",
+            f"{some['without_cpu_share']:.0%} of the time (less than 99 %, or a load average beyond the cores, means that something else was running, and that times are rough).",
         ]
     lines += ["", "## Cost of a step", ""]
     lines += _table(

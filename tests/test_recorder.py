@@ -270,6 +270,16 @@ def test_nan_is_told_with_its_metric_and_its_own_step(directory, deferring):
     assert [(n["step"], n["text"]) for n in events(directory, "notice")] == [(2, "loss is nan at step 2")]
 
 
+def test_nan_is_told_at_the_latest_when_its_epoch_ends(recorder):
+    told = []
+    recorder.on_nonfinite = lambda *found: told.append(found)
+    recorder.begin_epoch(0)
+    recorder.log({"loss": torch.tensor(math.inf)})
+    assert told == []
+    recorder.end_epoch()
+    assert told == [("loss", math.inf, 1)]
+
+
 def test_a_stop_at_nan_comes_after_all_is_recorded_and_the_epoch_is_closed(directory, open_run, deferring):
     def train():
         with open_run(on_nonfinite="stop") as run:

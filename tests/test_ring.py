@@ -106,13 +106,13 @@ def test_a_parameter_can_be_held_and_another_subclass_cannot():
     class Odd(torch.Tensor):
         pass
 
-    assert ring.can_hold(torch.nn.Parameter(torch.tensor(1.0)))
-    assert not ring.can_hold(torch.tensor(1.0).as_subclass(Odd))
+    assert Ring.can_hold(torch.nn.Parameter(torch.tensor(1.0)))
+    assert not Ring.can_hold(torch.tensor(1.0).as_subclass(Odd))
 
 
 def test_inside_a_function_transform_nothing_can_be_held():
     outside, answers = torch.tensor(1.0), []
-    torch.func.grad(lambda x: (answers.append(ring.can_hold(outside)), x**2)[1])(torch.tensor(2.0))
+    torch.func.grad(lambda x: (answers.append(Ring.can_hold(outside)), x**2)[1])(torch.tensor(2.0))
     assert answers == [False]
 
 

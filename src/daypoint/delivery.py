@@ -5,7 +5,7 @@ It reads JSON lines on stdin, `{"run": DIR}` and `{"close": DIR}`, and answers o
 there, `error` once for each thing that goes wrong. It goes on trying after any error, more and more slowly, and lags
 behind rather than slow the training. When the trainer is gone it finishes, and gives up after five minutes without
 progress; the rest is for `daypoint sync`. A trainer's death is told by the end of stdin, or by a new parent: forked
-workers may hold the pipe open. One number: 3 seconds from its start until a run is in MLflow, nearly all of it imports.
+workers may hold the pipe open. One number: importing mlflow is nearly all of the time from its start until a run is in MLflow.
 """
 
 from __future__ import annotations

@@ -172,12 +172,12 @@ class Recorder:
 
     def _deferred_value(self, value: Any, name: str, batch_size: int | None) -> Any:
         check_scalar(value, name, batch_size)
-        from daypoint import ring  # imports torch, as the owner of a tensor has
-
-        if not ring.can_hold(value):
-            return to_py(value, name, batch_size=batch_size)
         if self._ring is None:
-            self._ring = ring.Ring()
+            from daypoint.ring import Ring  # imports torch, as whoever has a tensor did
+
+            self._ring = Ring()
+        if not self._ring.can_hold(value):
+            return to_py(value, name, batch_size=batch_size)
         return self._ring.put(value, name)
 
     def _fetch(self, everything: bool = False) -> None:

@@ -42,15 +42,6 @@ class Entry(NamedTuple):
     values: dict[str, Any]
 
 
-def can_hold(value: Tensor) -> bool:
-    """Whether `put` takes this value. Others (of a tensor subclass, of a device without streams) have to be read at once."""
-    if type(value) is not Tensor and type(value) is not Parameter:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False  # inside vmap or grad nothing outside may be written to
-    return value.is_cpu or value.device.type == _accelerator()
-
-
 @functools.cache
 def _accelerator() -> str | None:
     found = torch.accelerator.current_accelerator()
@@ -73,6 +64,15 @@ class Ring:
         self.pending = False
         """Whether something was put or added that has not been taken."""
 
+    @staticmethod
+    def can_hold(value: Tensor) -> bool:
+        """Whether `put` takes this value. Others (of a tensor subclass, of a device without streams) have to be read at once."""
+        if type(value) is not Tensor and type(value) is not Parameter:
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return False  # inside vmap or grad nothing outside may be written to
+        return value.is_cpu or value.device.type == _accelerator()
+
     def put(self, value: Tensor, name: str) -> Tensor:
         """Copy a value on its device. Nothing is waited for.
 
@@ -93,12 +93,12 @@ class Ring:
                 "log it after graph.replay()"
             )
         stream = None if device.type == "cpu" else torch.accelerator.current_stream(device.index)
-        open_chunks = self._filling.chunks
-        if stream not in open_chunks or open_chunks[stream][-1].used == SLOTS:
+        chunks = self._filling.chunks.setdefault(stream, [])
+        if not chunks or chunks[-1].used == SLOTS:
             free = self._free.get(stream)
-            open_chunks.setdefault(stream, []).append(free.pop() if free else self._chunk(device, stream))
+            chunks.append(free.pop() if free else self._chunk(device, stream))
         self.pending = True
-        return open_chunks[stream][-1].put(value)
+        return chunks[-1].put(value)
 
     def add(self, time_ms: int, step: int, values: dict[str, Any]) -> None:
         """Queue what one call logged. Sends the half on its way when it is due.

@@ -4,7 +4,7 @@ How far a run has got is written in MLflow itself, in the tag `daypoint.shipped_
 was sent but not yet marked when a process died is sent again: a point keeps its key, step, time and value, and MLflow
 stores an identical point once. So the live courier, `daypoint sync` after a crash and a rebuild are one and the same
 code. This module knows nothing of processes or of waiting; who has a `Shipment` has the lock on sending that run.
-One number: 12,000 points a second into SQLite.
+One number: 9,000 points into SQLite for a second of CPU, of which 98 % is MLflow's.
 """
 
 from __future__ import annotations

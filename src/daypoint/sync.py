@@ -2,7 +2,7 @@
 
 It does what the courier does, with the same `Shipment`, so what is there already is not sent again, and on an empty store
 it rebuilds everything. It leaves runs alone that a courier is sending at this moment. This module starts no process.
-One number: 10 ms for a run of which everything is there.
+One number: 13 ms for a run of which everything is there.
 """
 
 from __future__ import annotations
