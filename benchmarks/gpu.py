@@ -1,15 +1,18 @@
-"""Whether a training step waits for the GPU because of its logging: synchronisations and transfers per step, as the profiler counts them.
+"""Whether a training step waits for the GPU because of its logging: what the profiler counts per step.
 
     python benchmarks/gpu.py                 needs one CUDA device; about two minutes
     python benchmarks/gpu.py --quick         half a minute; its times mean little
 
-The loop trains a small classifier, with data that is on the GPU already, and logs three scalars a step: `loss` and `grad_norm` (0-dim CUDA tensors) and `lr`
-(a float). It runs without logging, with `list.append(loss.item())`, with daypoint, and with daypoint that waits (DAYPOINT_DEFER=0).
-Then values that change after they were logged (in place, by the replay of a CUDA graph, by the next call of a function
-compiled with mode="reduce-overhead") are compared one by one with what they were.
+The loop trains a small classifier, with data that is on the GPU already, and logs three scalars a step:
+`loss` and `grad_norm` (0-dim CUDA tensors) and `lr` (a float). It runs without logging, with
+`list.append(loss.item())`, with daypoint, and with daypoint that waits (DAYPOINT_DEFER=0). Counted are
+synchronisations and transfers to the host. Then values that change after they were logged (in place, by the
+replay of a CUDA graph, by the next call of a function compiled with mode="reduce-overhead"), and values of
+two streams, are compared one by one with what they were.
 
-Prints a table, writes results/gpu-YYYYMMDD.json, and exits with 1 if daypoint synchronises, transfers more often than every 16th
-step, or records one wrong value; with 2 if there is no GPU. One number: none, the synchronisations that daypoint may add to a step.
+Prints a table, writes results/gpu-YYYYMMDD.json, and exits with 1 if daypoint synchronises, transfers more
+often than every 16th step, or records one wrong value; with 2 if there is no GPU.
+One number: none, the synchronisations that daypoint may add to a step.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ BATCH, FEATURES, WIDTH, CLASSES, BATCHES = 256, 256, 1024, 10, 16
 SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 TRANSFER = "Memcpy DtoH"
 MOST_TRANSFERS_PER_STEP = 1 / 16
-"""A half of the ring is 32 steps; with values of two dtypes or streams, or half a second gone, it is sent more often."""
+"""A half of the ring is 32 steps; when half a second is gone, or with two streams, it is sent more often."""
 
 Log = Callable[[Tensor, Tensor, float], None]
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
+import weakref
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ import orjson
 from daypoint.errors import JournalError, RunError
 from daypoint.files import decode_metrics, encode_metrics
 
+LOCK_SECONDS = 1.0
 _TAIL = len(b',"crc":"00000000"}')
 
 
@@ -68,13 +71,20 @@ class Journal:
         self.path = path
         self._descriptor = descriptor
         self._torn = False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise RunError(
-                f"{path}: this run is being written by another live process; wait for it, or stop it first"
-            ) from None
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # a writer, or a reader that only looks whether there is one
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
+                os.close(descriptor)
+                raise RunError(
+                    f"{path}: this run is being written by another live process; wait for it, or stop it first"
+                ) from None
+        _open.add(self)
 
     @classmethod
     def create(cls, path: Path) -> Journal:
@@ -155,6 +165,18 @@ class Journal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+_open: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked child (a DataLoader worker) must not keep the lock of a trainer that was killed."""
+    for journal in list(_open):
+        journal.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def read(path: Path, offset_bytes: int = 0) -> Reading:

@@ -222,6 +222,7 @@ class _Opening:
         attempt["config_sha256"] = identity.config_sha256(config_now)
         attempt["changes"] = {key: list(pair) for key, pair in changed.items()}
         record["attempts"].append(attempt)
+        record.setdefault("first_config", record["config"])  # MLflow keeps the params of the first attempt
         record.update(
             status="RUNNING",
             config=config_now,

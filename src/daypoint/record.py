@@ -98,8 +98,8 @@ def new_attempt(number: int, moment: datetime, job: HydraJob | None, from_step: 
         "seconds": None,
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "argv": redaction.redact_overrides(sys.argv),
-        "overrides": redaction.redact_overrides(job.overrides if job else []),
+        "argv": redaction.redact_overrides([_text(argument) for argument in sys.argv]),
+        "overrides": redaction.redact_overrides([_text(item) for item in job.overrides] if job else []),
         "from_step": from_step,
         "changes": {},
         "error": None,
@@ -116,8 +116,8 @@ def close_attempt(
     if error is not None:
         attempt["error"] = {
             "type": type(error).__name__,
-            "message": redaction.redact_text(str(error)),
-            "traceback": redaction.redact_text("".join(traceback.format_exception(error))),
+            "message": redaction.redact_text(_text(str(error))),
+            "traceback": redaction.redact_text(_text("".join(traceback.format_exception(error)))),
         }
 
 
@@ -178,6 +178,11 @@ def _describe(data: Any) -> dict[str, Any] | None:
         "fingerprint": data.fingerprint(),
         "source": str(getattr(data, "source", data.name)),
     }
+
+
+def _text(text: str) -> str:
+    """Text that JSON can hold: bytes of a command line that are no UTF-8 are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _user() -> str | None:

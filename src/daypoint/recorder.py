@@ -1,14 +1,18 @@
 """The recorder: batches and epochs become events of the journal.
 
-Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of the epoch.
-`end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows nothing of directories being
-claimed, of MLflow or of the screen. One number: three CPU scalars a step cost about 6 microseconds, most of it the write.
+Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of
+the epoch. `end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows
+nothing of directories being claimed, of MLflow or of the screen. One number: three CPU scalars a step cost
+about 6 microseconds, most of it the write.
 
-A tensor on an accelerator is not waited for. It is checked by shape and dtype, copied on its device (`daypoint.ring`), and the event is
-written when the copy has arrived, in order and with its own step and time: at the latest 64 steps later, and always when an epoch
-begins or ends, at `log_epoch`, at a checkpoint and at the end of the run, however it ends. What is logged and not yet
-written is lost by SIGKILL: at most those 64 steps, or, as long as the device keeps up, half a second and a step. The environment variable
-DAYPOINT_DEFER says otherwise: 0, every value is waited for and written at once; 1, CPU tensors are deferred too, as tests do.
+A tensor on an accelerator is not waited for. It is checked by shape and dtype, copied on its device
+(`daypoint.ring`), and the event is written when the copy has arrived, in order and with its own step and
+time: at the latest 64 steps later, and always when an epoch begins or ends, at `log_epoch`, at a checkpoint
+and at the end of the run, however it ends. What is logged and not yet written is lost by SIGKILL: at most
+those 64 steps or, as long as the device keeps up, half a second and a step.
+
+The environment variable DAYPOINT_DEFER says otherwise. 0: every value is waited for and written at once.
+1: CPU tensors are deferred too, as tests do.
 """
 
 from __future__ import annotations
@@ -103,8 +107,8 @@ class Recorder:
 
         Raises:
             ScalarError: a value is not one real number, or a name cannot be used.
-            JournalError: the event, or an earlier one that was deferred, could not be written. Nothing of this call is
-                recorded; the earlier one is tried again.
+            JournalError: the event, or an earlier one that was deferred, could not be written. Nothing of
+                this call is recorded; the earlier one is tried again.
             RunError: the device failed; says which values are lost.
         """
         if step is None:

@@ -1,13 +1,16 @@
 """The ring: 0-dim tensors are copied on their own device at once, and read later, many in one transfer.
 
-So a training step never waits for its device. `put` asks the device to copy one value into memory that the ring owns. All that
-changes the value afterwards (an in-place operation, the replay of a CUDA graph, the next call of a function compiled with
-`mode="reduce-overhead"`) comes later on the same stream, so it does not change what was put. One half of the ring travels to
-pinned host memory while the other half fills; only who asks for everything, or is 64 steps ahead of the device, waits.
+So a training step never waits for its device. `put` asks the device to copy one value into memory that the
+ring owns. All that changes the value afterwards (an in-place operation, the replay of a CUDA graph, the next
+call of a function compiled with `mode="reduce-overhead"`) comes later on the same stream, so it does not
+change what was put. One half of the ring travels to pinned host memory while the other half fills; only who
+asks for everything, or is 64 steps ahead of the device, waits.
 
-A slot holds a value in its own dtype, so every value arrives exactly, also on a device without float64 (MPS). Each stream has memory of its own,
-so no stream waits for another. This module knows nothing of journals, epochs and statistics. One number: putting a value costs
-about 2 microseconds and the launch of one copy; at most 64 steps are under way.
+A slot holds a value in its own dtype, so every value arrives exactly, also on a device without float64 (MPS).
+Each stream has memory of its own, so no stream waits for another. It goes by `torch.accelerator`; what is
+specific to CUDA is the refusal during a graph capture.
+
+This module knows nothing of journals, epochs and statistics. One number: at most 64 steps are under way.
 """
 
 from __future__ import annotations
@@ -35,17 +38,11 @@ POLL_SECONDS = 1e-4
 
 
 class Entry(NamedTuple):
-    """What one call logged: milliseconds since the epoch, the step, and values by name, some of them still on their way."""
+    """What one call logged: milliseconds since the epoch, the step, and values by name."""
 
     time_ms: int
     step: int
     values: dict[str, Any]
-
-
-@functools.cache
-def _accelerator() -> str | None:
-    found = torch.accelerator.current_accelerator()
-    return found.type if found is not None else None
 
 
 class Ring:
@@ -56,7 +53,7 @@ class Ring:
     """
 
     def __init__(self, chunk: type[Chunk] | None = None) -> None:
-        self._chunk = chunk or Chunk
+        self._chunk = Chunk if chunk is None else chunk
         self._filling = _Half()
         self._sent: _Half | None = None
         self._sent_seconds = -SECONDS
@@ -66,7 +63,7 @@ class Ring:
 
     @staticmethod
     def can_hold(value: Tensor) -> bool:
-        """Whether `put` takes this value. Others (of a tensor subclass, of a device without streams) have to be read at once."""
+        """Whether `put` takes this value. A tensor subclass, or an unusual device, has to be read at once."""
         if type(value) is not Tensor and type(value) is not Parameter:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -81,7 +78,7 @@ class Ring:
             name: what it is called in an error.
 
         Returns:
-            The host tensor, of the same dtype, that will hold it. It belongs into the values of the next entry.
+            The host tensor, of the same dtype, that will hold it; for the values of the next `add`.
 
         Raises:
             ScalarError: a CUDA graph is being captured: the value is computed at replay only.
@@ -89,8 +86,8 @@ class Ring:
         device = value.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ScalarError(
-                f"{name}: expected a scalar, got a tensor of a CUDA graph that is being captured, which has no value yet; "
-                "log it after graph.replay()"
+                f"{name}: expected a scalar, got a tensor of a CUDA graph that is being captured, "
+                "which has no value yet; log it after graph.replay()"
             )
         stream = None if device.type == "cpu" else torch.accelerator.current_stream(device.index)
         chunks = self._filling.chunks.setdefault(stream, [])
@@ -117,11 +114,12 @@ class Ring:
             self._send()
 
     def take(self, everything: bool = False) -> Iterator[Entry]:
-        """The entries whose values have arrived, oldest first, now with plain numbers. An entry leaves the ring when the next
-        one is asked for, so one that could not be dealt with comes again.
+        """The entries whose values have arrived, oldest first, now with plain numbers.
+
+        An entry leaves the ring when the next one is asked for: one that could not be dealt with comes again.
 
         Args:
-            everything: wait for the device until nothing is left. Otherwise it is waited for only when both halves are full.
+            everything: wait for the device until nothing is left. Otherwise only when both halves are full.
 
         Raises:
             RunError: the device failed; says which values are lost.
@@ -191,10 +189,16 @@ class Ring:
         what = ", ".join(names) or "metrics"
         which = f"steps {min(steps)} to {max(steps)}" if steps else "the last steps"
         return RunError(
-            f"{what}: the values of {which} were on the device and are lost with it: {error}; everything before is recorded. "
-            "Resume in a new process; to record each step at once, at the cost of waiting for the device in it, "
-            "set DAYPOINT_DEFER=0"
+            f"{what}: the values of {which} were on the device and are lost with it: {error}; "
+            "everything before is recorded. Resume in a new process; to record each step at once, "
+            "at the cost of waiting for the device in it, set DAYPOINT_DEFER=0"
         )
+
+
+@functools.cache
+def _accelerator() -> str | None:
+    found = torch.accelerator.current_accelerator()
+    return found.type if found is not None else None
 
 
 class _Half:

@@ -27,6 +27,7 @@ from daypoint.journal import Journal
 from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt
 from daypoint.recorder import Recorder, now_ms
+from daypoint.redaction import redact_text
 from daypoint.scalar import check_scalar, to_step
 
 _process = os.getpid()
@@ -407,7 +408,7 @@ class Run:
         attempt(recorder.write_train_log)
         if failures and status == "FINISHED":
             status, error = "FAILED", failures[0]
-        summary = f"{type(error).__name__}: {error}" if error is not None else None
+        summary = redact_text(f"{type(error).__name__}: {error}") if error is not None else None
         attempt(
             lambda: journal.append(
                 {
