@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+# A shell that starts pytest in the background has it ignore Ctrl-C, and all its children too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything imports torch: its threads must not spin on cores that the tests' other processes need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -20,7 +23,8 @@ def clean_environment(**more):
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("MLFLOW_", "DAYPOINT_", "HYDRA_")) and key not in ("RANK", "WORLD_SIZE", "COLUMNS")
+        if not key.startswith(("MLFLOW_", "DAYPOINT_", "HYDRA_"))
+        and key not in ("RANK", "WORLD_SIZE", "COLUMNS")
     }
     return {**kept, **more}
 

@@ -12,9 +12,33 @@ import daypoint
 SOURCE = Path(daypoint.__file__).parent
 ROOMS = [
     ["errors", "files"],
-    ["scalar", "stats", "ranks", "day", "keys", "targets", "config", "hydra_app", "shapes", "tensorfile", "packing"],
+    [
+        "scalar",
+        "stats",
+        "ranks",
+        "day",
+        "keys",
+        "targets",
+        "config",
+        "hydra_app",
+        "shapes",
+        "tensorfile",
+        "packing",
+    ],
     ["journal", "redaction", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
-    ["ring", "recorder", "shelf", "snapshot", "checkpoint", "fold", "shipment", "sync", "delivery", "courier", "console"],
+    [
+        "ring",
+        "recorder",
+        "shelf",
+        "snapshot",
+        "checkpoint",
+        "fold",
+        "shipment",
+        "sync",
+        "delivery",
+        "courier",
+        "console",
+    ],
     ["run", "model", "catalog", "verify", "resume", "opening"],
     ["compare", "plots", "reproduce"],
     ["cli"],
@@ -23,7 +47,17 @@ PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enum
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
     "mlflow": {"store", "shipment", "model"},
-    "torch": {"scalar", "ring", "checkpoint", "packing", "tensorfile", "snapshot", "model", "ranks", "shapes"},
+    "torch": {
+        "scalar",
+        "ring",
+        "checkpoint",
+        "packing",
+        "tensorfile",
+        "snapshot",
+        "model",
+        "ranks",
+        "shapes",
+    },
     "hydra": {"hydra_app", "reproduce"},
 }
 

@@ -221,7 +221,10 @@ def test_values_of_log_epoch_are_read_at_once(directory, recorder):
 
 def test_another_setting_of_defer_is_refused(directory, monkeypatch):
     monkeypatch.setenv("DAYPOINT_DEFER", "yes")
-    with pytest.raises(ConfigError, match=r"DAYPOINT_DEFER: expected 0 or 1, found 'yes'"), recording(directory):
+    with (
+        pytest.raises(ConfigError, match=r"DAYPOINT_DEFER: expected 0 or 1, found 'yes'"),
+        recording(directory),
+    ):
         pass
 
 
@@ -246,7 +249,10 @@ def test_a_wrong_value_is_refused_at_the_call_and_leaves_nothing_of_it(directory
     assert recorder.step == 2
     recorder.log({"loss": torch.tensor(3.0)})
     recorder.flush()
-    assert [(e["step"], e["metrics"]) for e in events(directory)[1:]] == [(1, {"loss": 1.0}), (2, {"loss": 3.0})]
+    assert [(e["step"], e["metrics"]) for e in events(directory)[1:]] == [
+        (1, {"loss": 1.0}),
+        (2, {"loss": 3.0}),
+    ]
 
 
 def test_a_value_that_the_ring_cannot_hold_is_recorded_all_the_same(directory, recorder):
@@ -266,7 +272,10 @@ def test_nan_is_told_with_its_metric_and_its_own_step(directory, deferring):
         for loss in (0.0, 1.0, math.nan, 3.0, math.inf):
             recorder.log({"loss": torch.tensor(loss), "lr": 0.1})
         recorder.flush()
-    assert [(name, str(value), step) for name, value, step in told] == [("loss", "nan", 2), ("loss", "inf", 4)]
+    assert [(name, str(value), step) for name, value, step in told] == [
+        ("loss", "nan", 2),
+        ("loss", "inf", 4),
+    ]
     assert [(n["step"], n["text"]) for n in events(directory, "notice")] == [(2, "loss is nan at step 2")]
 
 
@@ -296,7 +305,9 @@ def test_a_stop_at_nan_comes_after_all_is_recorded_and_the_epoch_is_closed(direc
 
 
 @pytest.mark.parametrize("leave", [True, False], ids=["break", "end"])
-def test_a_stop_at_nan_comes_also_when_the_loop_is_left_and_when_the_run_ends(directory, open_run, deferring, leave):
+def test_a_stop_at_nan_comes_also_when_the_loop_is_left_and_when_the_run_ends(
+    directory, open_run, deferring, leave
+):
     def train():
         with open_run(on_nonfinite="stop") as run:
             for _ in run.epochs(1) if leave else [0]:
@@ -342,7 +353,9 @@ class Lost(Chunk):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
-def test_a_failed_device_is_an_error_that_names_the_steps_and_what_is_left_is_recorded(directory, open_run, deferring):
+def test_a_failed_device_is_an_error_that_names_the_steps_and_what_is_left_is_recorded(
+    directory, open_run, deferring
+):
     def train():
         with open_run() as run:
             run.log(loss=torch.tensor(0.0))
@@ -353,9 +366,14 @@ def test_a_failed_device_is_an_error_that_names_the_steps_and_what_is_left_is_re
                 for step in range(1, 4):
                     run.log(loss=torch.tensor(float(step)), lr=0.1 * step)
 
-    with pytest.raises(RunError, match=r"loss: the values of steps 1 to 3 were on the device .* lost with it: CUDA error"):
+    with pytest.raises(
+        RunError, match=r"loss: the values of steps 1 to 3 were on the device .* lost with it: CUDA error"
+    ):
         train()
-    assert [e["metrics"] for e in events(directory)] == [{"loss": 0.0}, *({"lr": 0.1 * step} for step in range(1, 4))]
+    assert [e["metrics"] for e in events(directory)] == [
+        {"loss": 0.0},
+        *({"lr": 0.1 * step} for step in range(1, 4)),
+    ]
     assert "steps 1 to 3" in events(directory, "notice")[0]["text"]
     (end,) = events(directory, "end")
     assert end["status"] == "FAILED"
@@ -377,7 +395,9 @@ def test_a_failed_device_is_an_error_that_names_the_steps_and_what_is_left_is_re
     ids=["end", "exit", "exception", "sigint", "sigterm"],
 )
 @pytest.mark.parametrize("in_epoch", [True, False])
-def test_however_a_run_ends_all_that_was_logged_is_recorded(directory, open_run, deferring, ending, status, in_epoch):
+def test_however_a_run_ends_all_that_was_logged_is_recorded(
+    directory, open_run, deferring, ending, status, in_epoch
+):
     with contextlib.suppress(ZeroDivisionError, KeyboardInterrupt, SystemExit), open_run() as run:
         for _ in run.epochs(1) if in_epoch else [0]:
             for step in range(10):
@@ -402,7 +422,11 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step(directory, open_run, defer
         for loss in (3.0, 1.0, 2.0):
             run.log(loss=torch.tensor(loss))
             run.save(model=torch.nn.Linear(1, 1))
-    assert [c["metrics"] for c in events(directory, "checkpoint")] == [{"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}]
+    assert [c["metrics"] for c in events(directory, "checkpoint")] == [
+        {"loss": 3.0},
+        {"loss": 1.0},
+        {"loss": 2.0},
+    ]
     assert "step000002" in (directory / "checkpoints" / "best.json").read_text()
 
 
@@ -439,7 +463,9 @@ def test_sigkill_loses_at_most_64_steps(directory, tmp_path):
     )
     environment = {**os.environ, "DAYPOINT_DEFER": "1"}
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as trainer:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as trainer:
         while int(trainer.stdout.readline()) < 1000:
             pass
         trainer.kill()

@@ -16,7 +16,16 @@ CUDA = torch.cuda.is_available()
 DEVICES = ["cpu", *(["cuda"] if CUDA else [])]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 FLOATS += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
-INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+INTEGERS = [
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 
 
 class Late(Chunk):
@@ -273,5 +282,8 @@ def test_on_cuda_the_replay_of_a_graph_does_not_change_what_was_put():
 @needs_cuda
 def test_on_cuda_a_value_of_a_graph_under_capture_is_refused():
     ring, given = Ring(), torch.zeros((), device="cuda")
-    with pytest.raises(ScalarError, match=r"loss: .*captured.*replay"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(ScalarError, match=r"loss: .*captured.*replay"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         ring.put(given * 2, "loss")

@@ -126,7 +126,7 @@ def test_the_run_in_mlflow_says_who_it_is(trained):
     assert tags["mlflow.runName"] == record["name"]
     assert tags["host"] == record["host"]
     assert tags["device"] == "cpu"
-    assert params["optimizer.lr"] == "0.003"
+    assert params["optimizer.lr"] == str(record["config"]["optimizer"]["lr"])
     assert params["data.input_shape"] == "[1, 8, 8]"
     assert {key.partition(".")[0] for key in params} >= {
         "data",

@@ -102,5 +102,7 @@ def test_a_damaged_journal_line_is_named_with_its_place(run):
 
 def test_a_pointer_to_nothing_is_named(run):
     shutil.rmtree(run.checkpoints[2])
-    expected = [f"{run.files.pointer(name)}: it points to step000003, which is not there" for name in ("last", "best")]
+    expected = [
+        f"{run.files.pointer(name)}: it points to step000003, which is not there" for name in ("last", "best")
+    ]
     assert verify_run(catalog.read(run.directory, run.directory.parent.parent)) == expected
