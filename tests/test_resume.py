@@ -327,6 +327,7 @@ def test_killed_for_real_and_resumed_the_weights_are_the_very_same(project, numb
     assert [a["status"] for a in again.record["attempts"]] == ["KILLED", "FINISHED"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_trained_is_not_resumed(project):
     process = project.start(project.root / "train.py", "trainer.epochs=100000", "tracking=off")
     wait_for_steps(project, process, 5)
@@ -338,6 +339,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(project):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_in_mlflow_a_resumed_run_is_one_run_and_every_step_stands_there_once(project):
     from test_train import mlflow_run, rows, wait_for
 

@@ -128,6 +128,7 @@ def test_a_dead_server_is_tried_once(root):
     assert len({run.text for run in report.runs}) == 1
 
 
+@pytest.mark.slow
 def test_a_lost_store_is_made_anew_from_the_runs(root):
     runs = [ended(root), ended(root, points=500)]
     sync([run.directory for run in runs])

@@ -170,6 +170,7 @@ def test_no_file_of_a_run_is_a_pickle(trained):
             assert head[:2] != b"PK", f"{path} looks like a torch.save archive"
 
 
+@pytest.mark.slow
 def test_the_same_command_again_gives_the_same_numbers_in_another_directory(trained):
     project, directory, _ = trained
     project.train("trainer.epochs=20", cwd=project.root.parent)  # from another working directory
@@ -202,6 +203,7 @@ def test_a_sweep_gives_each_job_its_directory_and_its_mlflow_run(project):
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_values_with_slashes_and_brackets_keep_job_directories_flat(project):
     long = "x" * 300
     project.train("-m", f"+note=a/b,'[1,2]',{long}", "tracking=off", "trainer.epochs=0")
@@ -273,6 +275,7 @@ def test_a_directory_that_holds_a_run_is_refused_before_hydra_touches_it(project
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("criterion", "message"),
     [
@@ -292,6 +295,7 @@ def test_a_loss_that_is_no_scalar_is_refused_at_its_step(project, criterion, mes
     assert identity.read_run(run)["status"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_changing_the_directory_by_hydra_changes_no_place(project):
     for _ in range(2):
         project.train("hydra.job.chdir=True", "trainer.epochs=1")
@@ -364,6 +368,7 @@ def test_an_exception_is_failed_with_its_traceback(project):
     assert points_in_mlflow(project, directory) == points_in_journal(directory)
 
 
+@pytest.mark.slow
 def test_a_deleted_experiment_is_refused_before_training(project):
     project.train("trainer.epochs=1", "tracking.experiment=gone")
     script = (
@@ -412,6 +417,7 @@ def test_the_plain_script_without_hydra_works_and_files_its_run(project):
     assert len(points_in_mlflow(project, directory)) == 5 * 8
 
 
+@pytest.mark.slow
 def test_the_training_process_never_imports_mlflow(project):
     (project.root / "spy.py").write_text(
         "import runpy, sys\nsys.argv = ['train.py', 'trainer.epochs=1', 'model=linear']\n"
@@ -420,6 +426,7 @@ def test_the_training_process_never_imports_mlflow(project):
     assert "mlflow imported: False" in project.python("spy.py").stdout
 
 
+@pytest.mark.slow
 def test_no_process_is_left_behind(project):
     project.train("trainer.epochs=1", "model=linear")
     assert (
