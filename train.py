@@ -42,6 +42,8 @@ def main(cfg: DictConfig) -> float | None:
     scheduler = instantiate(cfg.scheduler, optimizer=optimizer)
     autocast, scaler = training.make_precision(cfg.trainer.precision, device)
 
+    if cfg.debug not in (None, "shapes"):
+        raise daypoint.ConfigError(f"debug: expected shapes or null, found {cfg.debug!r}")
     if cfg.debug == "shapes":
         x, _ = next(iter(data.train_loader(epoch=0)))
         raise SystemExit(1 if daypoint.print_shapes(model, x.to(device)) else 0)

@@ -18,6 +18,7 @@ ROOMS = [
         "ranks",
         "day",
         "keys",
+        "redaction",
         "targets",
         "config",
         "hydra_app",
@@ -25,7 +26,7 @@ ROOMS = [
         "tensorfile",
         "packing",
     ],
-    ["journal", "redaction", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
+    ["journal", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
     [
         "ring",
         "recorder",

@@ -244,12 +244,12 @@ def test_forgetting_to_restore_is_an_error_and_no_training_from_scratch(tmp_path
 
 def test_an_address_that_names_nothing_or_too_much_is_refused(tmp_path, train_main, finished):
     with pytest.raises(AddressError, match="names no run"):
-        resume.find("19990101", tmp_path)
-    with pytest.raises(AddressError, match="expected a run in"):
-        resume.find("last", tmp_path / "nowhere")
+        catalog.find_one("19990101", tmp_path)
+    with pytest.raises(AddressError, match="there are no runs in"):
+        catalog.find_one("last", tmp_path / "nowhere")
     train_main(configured(tmp_path, "model=linear", "trainer.epochs=1", "data.batch_size=512"))
     with pytest.raises(AddressError, match="expected one run, found 2"):
-        resume.find("today", tmp_path)
+        catalog.find_one("today", tmp_path)
 
 
 def test_without_hydra_a_run_goes_on_with_resume(tmp_path):

@@ -50,7 +50,7 @@ class StoredRun:
         """RUNNING, FINISHED, FAILED or KILLED."""
         if self.record["status"] != "RUNNING" or self.is_live:
             return self.record["status"]
-        last = last_event(self.files.journal)
+        last = self.last_event
         return last["status"] if last is not None and last["event"] == "end" else "KILLED"
 
     @cached_property
@@ -61,9 +61,17 @@ class StoredRun:
         except FileNotFoundError:
             return []
 
+    @cached_property
+    def last_event(self) -> dict[str, Any] | None:
+        """The last whole record of the journal."""
+        return last_event(self.files.journal)
+
     @property
     def steps(self) -> int:
-        return max((epoch["first_step"] + epoch["steps"] for epoch in self.epochs), default=0)
+        """Steps done."""
+        event = self.last_event or {}
+        done = event.get("step", 0) + (1 if event.get("event") in ("batch", "epoch_metrics", "epoch") else 0)
+        return max(done, *(epoch["first_step"] + epoch["steps"] for epoch in self.epochs), 0)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -72,7 +80,7 @@ class StoredRun:
             means = {name: of["mean"] for name, of in epoch["stats"].items()}
             if means or epoch["metrics"]:
                 return {**means, **epoch["metrics"]}
-        return {}
+        return (self.last_event or {}).get("metrics", {})  # a run that was killed in its first epoch
 
     @cached_property
     def checkpoints(self) -> list[Path]:
@@ -110,13 +118,17 @@ def list_runs(outputs: Path, day_tag: str | None = None) -> tuple[list[StoredRun
 
 
 def find(address: str, outputs: Path) -> list[StoredRun]:
-    """The runs that an address names: a day, a run, the unique beginning of one, a sweep, a path, or a run
-    uid.
+    """The runs that an address names: a day, a run, the unique beginning of one, a sweep, a path, a run uid,
+    or `last`, the newest run.
 
     Raises:
         AddressError: it names none; says what there is instead.
     """
-    if directories := day.matching(address, outputs):
+    if address == "last":
+        directories = day.run_directories(outputs)[-1:]
+    else:
+        directories = day.matching(address, outputs)
+    if directories:
         return [read(directory, outputs) for directory in directories]
     if _UID.fullmatch(address):
         runs, _ = list_runs(outputs)

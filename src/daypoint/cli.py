@@ -53,7 +53,9 @@ def _outputs(given: Path | None) -> Path:
 @app.command()
 def ls(
     day: Annotated[str | None, typer.Argument(help="A day; by default every day.")] = None,
-    limit: Annotated[int, typer.Option("-n", help="How many of the newest runs to show; 0 for all.")] = 50,
+    limit: Annotated[
+        int, typer.Option("-n", min=0, help="How many of the newest runs to show; 0 for all.")
+    ] = 50,
     outputs: Outputs = None,
 ) -> None:
     """List runs, the newest last.
@@ -96,8 +98,7 @@ def ls(
             *(number(metrics[name]) if name in metrics else "" for name in names),
         )
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 400  # a pipe has no width; nothing is cut
+    console.width = max(console.width, 400)  # a narrow terminal wraps the lines; no number is ever cut
     console.print(table)
     if len(shown) < len(runs):
         print(f"{len(runs) - len(shown)} older runs not shown; -n 0 shows all")
@@ -150,7 +151,7 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
     git = record["git"]
     row("git", git["reason"] or f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}")
     if data := record["data"]:
-        row("data", f"{data['name']}, {data['rows']} rows, sha256 {data['fingerprint']}")
+        row("data", f"{data['name']}, {data['rows']} rows, fingerprint {data['fingerprint']}")
     row(
         "mlflow",
         f"experiment {record['experiment']} in {record['tracking_uri'] or 'nowhere (tracking is off)'}",
@@ -241,7 +242,12 @@ def sync(
         if (aside := store.put_aside(target)) is not None:
             print(f"the store as it was: {aside}")
         uri = target
-    if all_runs or rebuild:
+    if rebuild:
+        runs, _ = catalog.list_runs(where)
+        directories = [
+            run.directory for run in runs if courier.store_of(run.directory, run.record)[0] == target
+        ]
+    elif all_runs:
         directories = day.run_directories(where)
     else:
         directories = [run.directory for address in addresses or () for run in catalog.find(address, where)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,15 @@ class Tracking:
     """How long the end of a run waits for MLflow to have everything. What is left then: `daypoint sync`."""
     on_nonfinite: str = "warn"
     """When a logged value is NaN or infinite: record | warn | stop. It is recorded in each case."""
-    tags: dict[str, str] | None = None
+    tags: dict[str, str] = field(default_factory=dict)
     """More tags for the MLflow run."""
 
     def __post_init__(self) -> None:
+        if self.uri == "":
+            raise ConfigError(
+                "tracking.uri: expected the address of an MLflow server, found none; "
+                "give it as tracking.uri=http://host:5000"
+            )
         if self.on_nonfinite not in ("record", "warn", "stop"):
             raise ConfigError(
                 f"tracking.on_nonfinite: expected record, warn or stop, found {self.on_nonfinite!r}"

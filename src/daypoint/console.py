@@ -1,7 +1,7 @@
 """What a person sees while a run goes: the opening line, the bar, a line an epoch, warnings, and the closing
 words.
 
-On a terminal there is a progress bar (on stderr, so that stdout stays clean); elsewhere one line an epoch.
+On a terminal there is a progress bar; elsewhere, and when the output goes into a pipe, one line an epoch.
 The bar is redrawn at most ten times a second, whatever the number of steps. This module reads no file and
 decides nothing.
 """
@@ -56,7 +56,7 @@ class RunConsole:
         """Start the bar of an epoch. `batches` is None when their number is not known."""
         self._epoch_text = f"epoch {epoch + 1}" + (f"/{epochs}" if epochs else "")
         self._batches = batches
-        if self._quiet or not self._err.is_terminal:
+        if self._quiet or not (self._err.is_terminal and self._out.is_terminal):
             return
         if self._progress is None:
             self._progress = Progress(
@@ -94,9 +94,8 @@ class RunConsole:
         line = Text.assemble(
             (self._epoch_text, "bold"), "  ", "  ".join(parts), (f"  {entry['seconds']:.1f} s", "dim")
         )
-        # Two streams on one terminal: the line has to go past the bar, so through the bar's own console.
-        past_the_bar = self._progress is not None and self._out.is_terminal
-        (self._err if past_the_bar else self._out).print(line)
+        # With a bar both streams are one terminal: the line has to go past the bar, so through the bar's own console.
+        (self._err if self._progress is not None else self._out).print(line)
 
     def warn(self, text: str) -> None:
         """Say something that the person should know now."""

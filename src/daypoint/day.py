@@ -243,7 +243,11 @@ def _natural(path: Path) -> list[tuple[bool, int, str]]:
 
 def address_of(directory: Path, outputs: Path) -> str:
     """How a run is called: `20260328/141502-123456`, or its path when it lies elsewhere."""
-    return str(directory.relative_to(outputs)) if directory.is_relative_to(outputs) else str(directory)
+    if directory.is_relative_to(outputs):
+        parts = directory.relative_to(outputs).parts
+        if len(parts) > 1 and len(parts[0]) == 8 and parts[0].isdigit():
+            return "/".join(parts)
+    return str(directory)
 
 
 def matching(address: str, outputs: Path) -> list[Path]:

@@ -20,11 +20,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from daypoint import day, ranks
 from daypoint.config import SCHEMAS, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
+from daypoint.files import write_atomic
+from daypoint.redaction import redact, redact_overrides
 
 RUN_DIRECTORY = "${daypoint.run_dir:}"
 SWEEP_DIRECTORY = "${daypoint.sweep_dir:}"
@@ -226,7 +229,18 @@ class Preflight:
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None: ...
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None: ...
-    def on_job_start(self, config: DictConfig, **_: Any) -> None: ...
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Hydra has written multirun.yaml with every secret in clear; hide them before the first job begins."""
+        path = Path(str(config.hydra.sweep.dir)) / "multirun.yaml"
+        if current_job() is not None and current_job().sweep_job is not None and path.is_file():
+            plain = yaml.safe_load(path.read_text())
+            overrides = plain["hydra"]["overrides"]
+            overrides["task"] = redact_overrides(overrides["task"])
+            overrides["hydra"] = redact_overrides(overrides["hydra"])
+            plain["hydra"]["job"]["override_dirname"] = None
+            write_atomic(path, yaml.safe_dump(redact(plain), sort_keys=False, allow_unicode=True).encode())
+
     def on_job_end(self, config: DictConfig, **_: Any) -> None: ...
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from daypoint import config, day, hydra_app, identity, journal, keys, ranks, resume, shelf, store
+from daypoint import catalog, config, day, hydra_app, identity, journal, keys, ranks, resume, shelf, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole
 from daypoint.courier import Courier
@@ -194,7 +194,7 @@ class _Opening:
             raise ConfigError(
                 f"resume={address}: expected a single run, found a sweep; resume its jobs one by one"
             )
-        found = resume.find(address, self.outputs)
+        found = catalog.find_one(address, self.outputs)
         files, record = found.files, found.record
         if found.is_live:
             raise RunError(
@@ -279,6 +279,11 @@ class _Opening:
         recorder.on_nonfinite = run._on_nonfinite
         if courier is not None:
             courier.add(files.directory)
+        if not files.directory.is_relative_to(self.outputs / record["day"]) and self.job is not None:
+            self.console.warn(
+                f"{files.directory} is not below {self.outputs}, so `daypoint ls` will not list it; begin the defaults of "
+                "your config with `daypoint`, and leave hydra.run.dir alone"
+            )
         self.console.opening(run.address, record["name"], str(files.directory))
         return run
 

@@ -313,6 +313,22 @@ class Recorder:
             self._files.train_log, strict.dumps(train_log(self._files, self.epochs, self.step))
         )
 
+    def checkpoint_metrics(self, monitor: str | None) -> dict[str, bool | int | float]:
+        """The metrics for the card of a checkpoint that is taken now.
+
+        The monitored one is there only if it was measured in the epoch that is open: as it was logged for the epoch,
+        or as the mean of its batches. So a checkpoint in the middle of an epoch does not win by an older validation.
+        """
+        metrics = dict(self.latest)
+        if monitor is None or self.epoch is None:
+            return metrics
+        metrics.pop(monitor, None)
+        if monitor in self._epoch_metrics:
+            metrics[monitor] = self._epoch_metrics[monitor]
+        elif monitor in self._stats and (mean := self._stats[monitor].mean) is not None:
+            metrics[monitor] = mean
+        return metrics
+
     def checkpoint(self, path: str, epoch: int | None, metrics: Mapping[str, Any]) -> None:
         """Record that a checkpoint was committed."""
         self.flush()

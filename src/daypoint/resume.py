@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from daypoint import catalog, config, day, hydra_app, identity
-from daypoint.catalog import StoredRun
-from daypoint.errors import AddressError, ConfigError
+from daypoint import catalog, config, hydra_app, identity
+from daypoint.errors import ConfigError
 from daypoint.redaction import HIDDEN
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
@@ -35,19 +33,6 @@ FIXED = (
 """What makes a training another one when it changes."""
 FREE = ("data.num_workers", "data.path", "data.source")
 """What changes nothing of the training although it stands below something fixed."""
-
-
-def find(address: str, outputs: Path) -> StoredRun:
-    """The run to go on with: an address, or `last` for the newest run.
-
-    Raises:
-        AddressError: there is no such run, or more than one; those are listed.
-    """
-    if address != "last":
-        return catalog.find_one(address, outputs)
-    if not (directories := day.run_directories(outputs)):
-        raise AddressError(f"resume=last: expected a run in {outputs}, found none")
-    return catalog.read(directories[-1], outputs)
 
 
 def resumed(cfg: DictConfig) -> DictConfig:
@@ -68,7 +53,7 @@ def resumed(cfg: DictConfig) -> DictConfig:
 
 def _resumed(cfg: DictConfig, address: str) -> DictConfig:
     settings = config.section({"tracking": config.resolve(cfg.copy()).get("tracking")}, "tracking")
-    run = find(address, config.outputs_directory(settings))
+    run = catalog.find_one(address, config.outputs_directory(settings))
     frozen = thawed(run.record)
     with read_write(frozen), open_dict(frozen):
         _put_secrets_back(frozen, frozen, cfg)

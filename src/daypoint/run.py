@@ -183,7 +183,10 @@ class Run:
             batches: batches in an epoch; also the length of the progress bar.
         """
         self._batches = batches
-        for epoch in range(self._first_epoch(batches), count):
+        first = self._first_epoch(batches)
+        if 0 < count <= first:
+            self._console.warn(f"nothing left to train: {first} epochs are done, {count} were asked for")
+        for epoch in range(first, count):
             self._begin_epoch(epoch, count)
             try:
                 yield epoch
@@ -317,6 +320,12 @@ class Run:
             return None
         recorder = self._recorder
         recorder.flush()
+        monitor = self._record["monitor"]["metric"] if self._record["monitor"] else None
+        metrics = recorder.checkpoint_metrics(monitor)
+        if monitor is not None and monitor not in recorder.latest and monitor not in self._warned:
+            self._warned.add(monitor)
+            there = ", ".join(recorder.latest) or "none"
+            self._console.warn(f"monitor {monitor!r}: no metric of that name was logged; there are {there}")
         known = ("model", "optimizer", "scheduler", "scaler")
         path = checkpoint.save(
             self._files,
@@ -326,11 +335,11 @@ class Run:
             attempt=len(self._record["attempts"]),
             **{name: self._objects.get(name) for name in known},
             extra={name: value for name, value in self._objects.items() if name not in known} or None,
-            metrics=recorder.latest,
+            metrics=metrics,
             parent=self._parent,
             gradients=gradients,
         )
-        recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, recorder.latest)
+        recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, metrics)
         keep = self._record["keep"]
         if keep is not None:
             shelf.prune(self._files, keep_last=keep, keep_best=1)
@@ -408,7 +417,11 @@ class Run:
         attempt(recorder.write_train_log)
         if failures and status == "FINISHED":
             status, error = "FAILED", failures[0]
-        summary = redact_text(f"{type(error).__name__}: {error}") if error is not None else None
+        summary = (
+            redact_text(": ".join(filter(None, (type(error).__name__, str(error)))))
+            if error is not None
+            else None
+        )
         attempt(
             lambda: journal.append(
                 {
@@ -445,10 +458,12 @@ class Run:
             rows.append(("best", str(best.relative_to(self.directory))))
         rows.append(("mlflow", self._deliver()))
         commands = [
-            (f"daypoint show {self.address}", "epochs, checkpoints, identity"),
+            (f"daypoint show {self.address}", "epochs, checkpoints, hyperparameters"),
             (f"daypoint ls {self.day}", "the runs of this day"),
             ("daypoint ui", "compare the days in MLflow"),
         ]
+        if day.project_root(Path.cwd()) != Path(self._record["root"]):
+            commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
         self._console.closing(rows, commands if self._record["sweep"] is None else ())
 
     def _deliver(self) -> str:

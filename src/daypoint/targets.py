@@ -107,7 +107,9 @@ def check_call(key: str, node: Mapping[str, Any]) -> None:
             ]
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(names)}"
-            raise ConfigError(f"{where}: {node['_target_']} takes no argument {name!r}; {hint}")
+            raise ConfigError(
+                f"{where}: {node['_target_']} takes no argument {name!r}; {hint}, or leave it out with ~{where}"
+            )
         if name in hints and not _fits(value, hints[name]):
             raise ConfigError(
                 f"{where}: expected {_type_name(hints[name])} (from {node['_target_']}), "
