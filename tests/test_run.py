@@ -371,3 +371,55 @@ def test_the_epoch_mean_and_checkpoint_survive_a_full_disk_as_a_loud_error(tmp_p
         e for e in journal.read(files.Path(directory) / "journal.jsonl").events if e["event"] == "batch"
     ]
     assert len(batches) == acknowledged
+
+
+def best_step(run):
+    return files.loads((run.directory / "checkpoints" / "best.json").read_bytes())["step"]
+
+
+def test_the_best_checkpoint_of_a_batch_metric_is_that_of_the_best_epoch_mean(cfg):
+    model = torch.nn.Linear(1, 1)
+    with daypoint.open_run(cfg, monitor="loss") as run:
+        for epoch in run.epochs(2):
+            for loss in [(1.0, 1.0, 1.0, 1.0), (5.0, 5.0, 5.0, 0.5)][epoch]:
+                run.log(loss=loss)
+            run.save(model=model)
+    assert best_step(run) == 4
+
+
+def test_a_checkpoint_that_was_not_validated_is_never_the_best(cfg):
+    model = torch.nn.Linear(1, 1)
+    with daypoint.open_run(cfg, monitor="val/accuracy") as run:
+        for epoch in run.epochs(2):
+            run.log(loss=1.0)
+            if epoch == 0:
+                run.log_epoch({"val/accuracy": 0.9})
+            run.save(model=model)
+    assert best_step(run) == 1
+
+
+def test_a_misspelt_monitor_is_said_with_the_metrics_there_are(cfg, capsys):
+    with daypoint.open_run(cfg, monitor="val/acc") as run:
+        for _ in run.epochs(2):
+            run.log(loss=1.0)
+            run.log_epoch({"val/accuracy": 0.9})
+            run.save(model=torch.nn.Linear(1, 1))
+    said = capsys.readouterr().err
+    assert (
+        said.count("monitor 'val/acc': no metric of that name was logged; there are loss, val/accuracy") == 1
+    )
+
+
+def test_a_run_killed_in_its_first_epoch_does_not_look_empty(cfg, tmp_path):
+    from daypoint import catalog
+
+    script = (
+        "import daypoint, os\n"
+        f"with daypoint.open_run({cfg!r}, quiet=True) as run:\n"
+        "    for _ in run.epochs(1):\n"
+        "        for _ in range(5):\n            run.log(loss=0.5)\n"
+        "        os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False)
+    (run,), _ = catalog.list_runs(tmp_path / "outputs")
+    assert (run.status, run.steps, run.metrics) == ("KILLED", 5, {"loss": 0.5})

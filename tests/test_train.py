@@ -432,3 +432,31 @@ def test_no_process_is_left_behind(project):
     assert (
         str(project.root) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     )
+
+
+@pytest.mark.slow
+def test_secrets_of_a_sweep_stand_in_no_file(project):
+    project.train("-m", "+db.password=TOPSECRET", "model=linear,mlp", "trainer.epochs=0", "tracking=off")
+    assert len(project.runs()) == 2
+    for path in project.outputs.rglob("*"):
+        assert not path.is_file() or b"TOPSECRET" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["tracking=server"], r"tracking\.uri: expected the address of an MLflow server"),
+        (["debug=foo"], r"debug: expected shapes or null, found 'foo'"),
+    ],
+)
+def test_a_forgotten_server_address_or_a_wrong_debug_is_refused(project, overrides, message):
+    done = project.train(*overrides, check=False)
+    assert done.returncode == 1
+    assert re.search(message, done.stderr + done.stdout)
+    assert project.runs() == []
+
+
+def test_tags_can_be_set_on_the_command_line(project):
+    project.train("+tracking.tags.team=a", "trainer.epochs=0", "tracking.enabled=false")
+    (run,) = project.runs()
+    assert identity.read_run(run)["tags"] == {"team": "a"}
