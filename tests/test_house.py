@@ -13,7 +13,7 @@ SOURCE = Path(daypoint.__file__).parent
 ROOMS = [
     ["errors", "files"],
     ["scalar", "stats", "ranks", "day", "keys", "targets", "config", "hydra_app", "shapes", "tensorfile", "packing"],
-    ["journal", "redaction", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
+    ["journal", "spool", "redaction", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
     ["ring", "recorder", "shelf", "snapshot", "checkpoint", "fold", "shipment", "sync", "delivery", "courier", "console"],
     ["run", "model", "catalog", "verify", "resume", "opening"],
     ["compare", "plots", "reproduce"],
