@@ -1,6 +1,7 @@
 """The spool: what `log` acknowledged is in the journal in the end, once, in order, whatever happens in between."""
 
 import contextlib
+import errno
 import os
 import random
 import resource
@@ -298,6 +299,18 @@ def test_no_space_for_it_is_an_error_before_the_first_step(open_run, directory):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert not (directory / "journal.spool").exists()
+
+
+def test_on_a_file_system_without_shared_mappings_every_batch_is_written_at_once(open_run, directory, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(spool.mmap, "mmap", refuse)
+    with open_run() as run:
+        for step in range(10):
+            run.log(loss=1.0)
+            assert len(events(directory)) == step + 1
+        assert not (directory / "journal.spool").exists()
 
 
 # ---------------------------------------------------------------- recovery

@@ -43,6 +43,8 @@ class RunConsole:
         self._quiet = quiet
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._err = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self.has_bar = False
+        """Whether `step` has anything to move."""
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._epoch_text = ""
@@ -73,6 +75,7 @@ class RunConsole:
                 auto_refresh=False,
             )
             self._progress.start()
+            self.has_bar = True
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(self._epoch_text, total=batches, metrics="")
@@ -115,6 +118,7 @@ class RunConsole:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+            self.has_bar = False
             self._task = None
 
     def closing(self, rows: Iterable[tuple[str, str]], commands: Iterable[tuple[str, str]]) -> None:

@@ -155,7 +155,8 @@ class Run:
             self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
             return
         self._recorder.log(metrics, step, batch_size)
-        self._console.step(self._recorder)
+        if self._console.has_bar:
+            self._console.step(self._recorder)
         if self._stopping is not None:
             self._stop_here()
 

@@ -24,6 +24,7 @@ three values takes about a microsecond.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -81,15 +82,19 @@ class Spool:
         self.path = path
         self._journal = of
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        self._map: mmap.mmap | None = None
         try:
-            os.posix_fallocate(descriptor, 0, SIZE_BYTES)
+            zeros = bytes(SIZE_BYTES)
+            while zeros:  # written, not only reserved: every file system can do that
+                zeros = zeros[os.write(descriptor, zeros) :]
             self._map = mmap.mmap(descriptor, SIZE_BYTES)
-        except BaseException:
+            self._words = memoryview(self._map).cast("d")
+        except OSError as error:
             os.unlink(path)
-            raise
+            if error.errno != errno.ENODEV:  # a file system without shared mappings: every batch is written at once
+                raise
         finally:
             os.close(descriptor)
-        self._words = memoryview(self._map).cast("d")
         self.names: tuple[str, ...] | None = None
         self.count = 0
         self._width = 0
@@ -99,13 +104,16 @@ class Spool:
         self._written_bytes = 0  # of what the rows say
         self._limit = 0
         self._since_ns = self._due_ns = 0
-        self._header((), None)
+        if self._map is not None:
+            self._header((), None)
 
     def begin(self, names: tuple[str, ...], epoch: int | None) -> bool:
         """Be ready for rows of these names, after all that is in the journal. False: they cannot be spooled."""
         assert not self.count
         assert not self._journal.is_torn
         self.names = None
+        if self._map is None:
+            return False
         width = len(names) + 3
         limit = min(ROWS, _WORDS // width)
         if limit < ROWS // 16:
@@ -160,7 +168,7 @@ class Spool:
 
     def latest(self) -> dict[str, float]:
         """The values of the last row; empty without one."""
-        if not self.count or self._map.closed:
+        if not self.count or self._map is None:
             return {}
         first = _FIRST + (self.count - 1) * self._width
         return dict(zip(self.names, self._words[first + 1 : first + self._width - 2].tolist(), strict=True))
@@ -192,9 +200,10 @@ class Spool:
 
     def remove(self) -> None:
         """At the end of the run: the file goes, unless there are rows in it that are not in the journal. Idempotent."""
-        if not self._map.closed:
+        if self._map is not None:
             self._words.release()
             self._map.close()
+            self._map = None
             if not self.count:
                 os.unlink(self.path)
 
