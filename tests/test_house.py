@@ -26,7 +26,7 @@ ROOMS = [
         "tensorfile",
         "packing",
     ],
-    ["journal", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
+    ["journal", "spool", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
     [
         "ring",
         "recorder",

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daypoint
-from daypoint import journal, ring
+from daypoint import journal, ring, spool
 from daypoint.day import RunFiles
 from daypoint.errors import ConfigError, JournalError, RunError, ScalarError
 from daypoint.journal import Journal
@@ -147,12 +148,14 @@ def test_a_step_that_was_given_is_kept(directory, recorder):
 
 
 @pytest.mark.parametrize("setting", ["", "0"])
-def test_a_tensor_on_the_cpu_is_recorded_when_log_returns(directory, setting, monkeypatch):
+def test_a_tensor_on_the_cpu_outlives_the_process_when_log_returns(directory, setting, monkeypatch, tmp_path):
     monkeypatch.setenv("DAYPOINT_DEFER", setting)
     with recording(directory) as recorder:
-        for step in range(3):
+        for step in range(5):
             log_tensors(recorder, 1)
-            assert steps(directory) == list(range(step + 1))
+            died = shutil.copytree(directory, tmp_path / f"died at {step}")
+            spool.recover(died / "journal.spool", died / "journal.jsonl")
+            assert steps(died) == list(range(step + 1))
 
 
 def test_never_more_than_64_steps_wait(directory, recorder):

@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 import daypoint
-from daypoint import files, identity, journal
+from daypoint import catalog, files, identity, journal
 from daypoint.errors import ConfigError, RunError, ScalarError
 
 
@@ -367,9 +367,8 @@ def test_the_epoch_mean_and_checkpoint_survive_a_full_disk_as_a_loud_error(tmp_p
     assert "JournalError" in done.stderr
     acknowledged = int([line for line in done.stdout.splitlines() if line.isdigit()][-1])
     directory = next(line for line in done.stdout.splitlines() if line.startswith(str(tmp_path)))
-    batches = [
-        e for e in journal.read(files.Path(directory) / "journal.jsonl").events if e["event"] == "batch"
-    ]
+    stored = catalog.read(files.Path(directory), tmp_path)
+    batches = [e for e in journal.read(stored.files.journal).events if e["event"] == "batch"]
     assert len(batches) == acknowledged
 
 

@@ -307,3 +307,19 @@ def test_it_survives_pickle_and_copy():
 def test_a_misspelt_attribute_is_an_error():
     with pytest.raises(AttributeError):
         RunningStats().cuont = 1
+
+
+@given(
+    st.lists(st.one_of(st.floats(), st.integers())),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False)),
+)
+def test_many_at_once_are_the_same_to_the_last_digit(before, values):
+    one, many = RunningStats(), RunningStats()
+    for value in before:
+        one.update(value)
+        many.update(value)
+    for value in values:
+        one.update(value)
+    many.extend(values)
+    assert repr(many.to_dict()) == repr(one.to_dict())
+    assert repr((many._mean, many._squares)) == repr((one._mean, one._squares))

@@ -15,7 +15,7 @@ from typing import Any
 
 from daypoint import day, files, identity
 from daypoint.day import RunFiles
-from daypoint.ending import is_abandoned, last_event
+from daypoint.ending import is_abandoned, last_event, recover
 from daypoint.errors import AddressError, DaypointError
 from daypoint.recorder import read_epochs
 
@@ -103,7 +103,9 @@ def read(directory: Path, outputs: Path) -> StoredRun:
     Raises:
         AddressError: it holds no run that can be read.
     """
-    return StoredRun(directory, day.address_of(directory, outputs), identity.read_run(directory))
+    record = identity.read_run(directory)
+    recover(RunFiles(directory, record["day"]), record)
+    return StoredRun(directory, day.address_of(directory, outputs), record)
 
 
 def list_runs(outputs: Path, day_tag: str | None = None) -> tuple[list[StoredRun], list[str]]:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from daypoint.recorder import Recorder
 
 REDRAW_SECONDS = 0.1
 
@@ -40,6 +43,8 @@ class RunConsole:
         self._quiet = quiet
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._err = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self.has_bar = False
+        """Whether `step` has anything to move."""
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._epoch_text = ""
@@ -70,20 +75,21 @@ class RunConsole:
                 auto_refresh=False,
             )
             self._progress.start()
+            self.has_bar = True
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(self._epoch_text, total=batches, metrics="")
         self._progress.refresh()
 
-    def step(self, done_in_epoch: int, values: Mapping[str, Any]) -> None:
+    def step(self, recorder: Recorder) -> None:
         """Move the bar, unless it was drawn a moment ago."""
         if self._progress is None or self._task is None:
             return
         now = time.monotonic()
         if now - self._drawn_seconds >= REDRAW_SECONDS:
             self._drawn_seconds = now
-            text = "  ".join(f"{name} {number(value)}" for name, value in values.items())
-            self._progress.update(self._task, completed=done_in_epoch, metrics=text, refresh=True)
+            text = "  ".join(f"{name} {number(value)}" for name, value in recorder.latest.items())
+            self._progress.update(self._task, completed=recorder.steps_in_epoch, metrics=text, refresh=True)
 
     def end_epoch(self, entry: Mapping[str, Any]) -> None:
         """One line about the epoch that ended."""
@@ -111,6 +117,7 @@ class RunConsole:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+            self.has_bar = False
             self._task = None
 
     def closing(self, rows: Iterable[tuple[str, str]], commands: Iterable[tuple[str, str]]) -> None:

@@ -103,6 +103,11 @@ class RunFiles:
         return self.directory / "journal.jsonl"
 
     @property
+    def spool(self) -> Path:
+        """The last batches of a live run; gone when it has ended."""
+        return self.directory / "journal.spool"
+
+    @property
     def train_log(self) -> Path:
         return self.directory / f"train_log_{self.day}.json"
 

@@ -19,11 +19,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from daypoint import day, identity, journal
+from daypoint import day, identity, journal, spool
 from daypoint.day import RunFiles
 
 SILENCE_SECONDS = 600.0
 """On some shared file systems a lock is not seen by other machines. There, a journal must be silent for so long."""
+
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def ending_of(files: RunFiles, dead_pid: int | None = None) -> Ending | None:
     lives = _is_alive(
         files, record, dead_pid
     )  # asked before the last event is read, or it might be written in between
+    if not lives:
+        _recover(files, record, dead_pid)
     last = last_event(files.journal)
     attempt = record["attempts"][-1]
     said = last is not None and last["event"] == "end"
@@ -76,6 +80,30 @@ def is_abandoned(directory: Path) -> bool:
     """Whether a run says RUNNING although its trainer is gone."""
     record = identity.read_run(directory)
     return record["status"] == "RUNNING" and not _is_alive(RunFiles(directory, record["day"]), record, None)
+
+
+def recover(files: RunFiles, record: dict[str, Any]) -> None:
+    """Bring what a dead trainer left in its spool into the journal; whoever reads the journal of a run that has ended asks for it."""
+    if files.spool.exists() and not _is_alive(files, record, None):
+        _recover(files, record, None)
+
+
+def _recover(files: RunFiles, record: dict[str, Any], dead_pid: int | None) -> None:
+    attempt = record["attempts"][-1]
+    known = attempt["pid"] == dead_pid and attempt["host"] == socket.gethostname()
+    if not files.spool.exists() or not files.journal.exists():
+        return
+    try:
+        with open(files.journal, "rb") as file:
+            if not known:
+                try:  # while this is held, no new attempt can begin
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return
+            spool.recover(files.spool, files.journal, dead_pid if known else None)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise  # otherwise the rest can be read and sent all the same; the spool stays
 
 
 def _is_alive(files: RunFiles, record: dict[str, Any], dead_pid: int | None) -> bool:

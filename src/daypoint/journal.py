@@ -70,7 +70,8 @@ class Journal:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._torn = False
+        self.is_torn = False
+        """Whether the last line is unfinished."""
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
@@ -107,7 +108,7 @@ class Journal:
         """
         journal = cls(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
         size = os.fstat(journal._descriptor).st_size
-        journal._torn = size > 0 and os.pread(journal._descriptor, 1, size - 1) != b"\n"
+        journal.is_torn = size > 0 and os.pread(journal._descriptor, 1, size - 1) != b"\n"
         return journal
 
     def append(self, event: Mapping[str, Any]) -> None:
@@ -130,28 +131,50 @@ class Journal:
     def append_encoded(self, event: Mapping[str, Any]) -> None:
         """`append` for an event whose metrics are encoded already (`daypoint.files.encode_metrics`)."""
         try:
-            body = orjson.dumps(event)[:-1]
+            data = line(event)
         except TypeError as error:
             raise JournalError(
                 f"{self.path}: {error}; event {event.get('event')!r} is not recorded"
             ) from error
-        line = b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
-        if self._torn:
-            line = b"\n" + line
+        if self.is_torn:
+            data = b"\n" + data
         try:
-            written = os.write(self._descriptor, line)
+            written = os.write(self._descriptor, data)
         except OSError as error:
             raise JournalError(
                 f"{self.path}: cannot write: {error.strerror}; "
                 f"event {event.get('event')!r} is not recorded, free some space and resume the run"
             ) from error
-        if written != len(line):
-            self._torn = True
+        self.is_torn = written != len(data)
+        if self.is_torn:
             raise JournalError(
-                f"{self.path}: wrote {written} of {len(line)} bytes (disk full or over quota?); "
+                f"{self.path}: wrote {written} of {len(data)} bytes (disk full or over quota?); "
                 f"event {event.get('event')!r} is not recorded, free some space and resume the run"
             )
-        self._torn = False
+
+    def write(self, lines: bytes) -> int:
+        """Append as much of these lines as can be written now; for whoever keeps the rest and goes on with it
+        (`daypoint.spool`).
+
+        Returns:
+            How many bytes were written.
+
+        Raises:
+            JournalError: none.
+        """
+        try:
+            written = os.write(self._descriptor, lines)
+        except OSError as error:
+            raise JournalError(
+                f"{self.path}: cannot write: {error.strerror}; free some space and resume the run"
+            ) from error
+        self.is_torn = not lines[:written].endswith(b"\n")
+        return written
+
+    @property
+    def size_bytes(self) -> int:
+        """Where the next append begins."""
+        return os.fstat(self._descriptor).st_size
 
     def sync(self) -> None:
         """Ask the disk to keep what was appended, against a power cut."""
@@ -177,6 +200,16 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def line(event: Mapping[str, Any]) -> bytes:
+    """An event as a line of the journal, with its CRC and its newline.
+
+    Raises:
+        TypeError: JSON cannot hold it.
+    """
+    body = orjson.dumps(event)[:-1]
+    return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
 def read(path: Path, offset_bytes: int = 0) -> Reading:

@@ -25,7 +25,20 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from daypoint import catalog, config, day, hydra_app, identity, journal, keys, ranks, resume, shelf, store
+from daypoint import (
+    catalog,
+    config,
+    day,
+    hydra_app,
+    identity,
+    journal,
+    keys,
+    ranks,
+    resume,
+    shelf,
+    spool,
+    store,
+)
 from daypoint.config import Tracking
 from daypoint.console import RunConsole
 from daypoint.courier import Courier
@@ -216,6 +229,7 @@ class _Opening:
 
         ending = ending_of(files)  # a run that died without a word gets its status now
         journal_now = Journal.reopen(files.journal)
+        spool.recover(files.spool, files.journal)
         record = identity.read_run(files.directory)
         moment = day.now(record["timezone"])
         attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, from_step=step)
@@ -266,12 +280,12 @@ class _Opening:
             )
             write_atomic(files.config.with_stem(files.config.stem + suffix), _yaml(record["config"]))
             identity.write_run(files.directory, record)
+            recorder = Recorder(journal_now, files, state)
         except OSError as error:
             raise RunError(
                 f"{files.directory}: cannot write the run's first files: {error}; "
                 "set tracking.outputs to a directory with space that can be written"
             ) from error
-        recorder = Recorder(journal_now, files, state)
         courier = Courier.shared() if self.uri is not None else None
         run = Run(
             record, files, self.settings, self.plain, recorder, journal_now, courier, self.console, source

@@ -31,6 +31,7 @@ from daypoint.journal import Journal
 from daypoint.keys import mlflow_key
 from daypoint.replay import Replay
 from daypoint.scalar import check_scalar, to_py, to_step
+from daypoint.spool import Spool
 from daypoint.stats import RunningStats
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class Recorder:
     Attributes:
         step: the step that the next batch will have; equally the number of steps done.
         epoch: the epoch that is being recorded, or None.
-        latest: the last value of every metric that was written, by name; `flush` first to have all.
         epochs: the epochs recorded so far, as they stand in the train log.
         carried: as given, until the first epoch begins.
     """
@@ -78,7 +78,7 @@ class Recorder:
         self.carried = carried if carried is not None and carried.step else None
         self.step = carried.step if carried is not None else 0
         self.epoch: int | None = None
-        self.latest: dict[str, bool | int | float] = dict(carried.latest) if carried is not None else {}
+        self._latest: dict[str, bool | int | float] = dict(carried.latest) if carried is not None else {}
         self.epochs = list(carried.epochs) if carried is not None else []
         self._journal = journal
         self._files = files
@@ -92,6 +92,14 @@ class Recorder:
         self._untold: list[tuple[str, float, int]] = []
         self._deferred = _deferred()
         self._ring: Ring | None = None
+        self._spool = Spool(files.spool, journal)
+        self._expected: tuple[str, ...] | None = None
+
+    @property
+    def latest(self) -> dict[str, bool | int | float]:
+        """The last value of every metric, by name; `flush` first to have those that wait for a device."""
+        self._latest.update(self._spool.latest())
+        return self._latest
 
     # ------------------------------------------------------------ batches
 
@@ -115,6 +123,15 @@ class Recorder:
             step = self.step
         elif type(step) is not int or step < 0:
             step = to_step(step)
+        spool = self._spool
+        if tuple(metrics) == spool.names and spool.put(metrics, step):
+            self.step = step + 1
+            return
+        self._log_slowly(metrics, step, batch_size)
+
+    def _log_slowly(self, metrics: Mapping[str, Any], step: int, batch_size: int | None) -> None:
+        """A batch that is written at once, or waits for its device."""
+        self._drain()
         if self._ring is not None and self._ring.pending:
             self._fetch()
             self._tell()
@@ -131,6 +148,25 @@ class Recorder:
         self.step = step + 1
         if self._untold:
             self._tell()
+        elif self._can_spool(values):
+            self._spool.begin(tuple(values), self.epoch)
+
+    def _can_spool(self, values: Mapping[str, bool | int | float]) -> bool:
+        """Whether the next batch, if it is like this one, need not be written at once: seen twice, of floats only."""
+        names, self._expected = self._expected, tuple(values)
+        if True in self._deferred:
+            return False
+        return names == self._expected and all(type(value) is float for value in values.values())
+
+    def _drain(self) -> None:
+        """Write what is in the spool, and feed the statistics with it."""
+        spool = self._spool
+        self._latest.update(spool.latest())
+        for name, values in spool.drain().items():
+            stats = self._stats.get(name)
+            if stats is None:
+                stats = self._stats[name] = RunningStats()
+            stats.extend(values)
 
     def flush(self) -> None:
         """Write all that was deferred, waiting for the device.
@@ -139,9 +175,13 @@ class Recorder:
             JournalError: it could not be written; it will be tried again.
             RunError: the device failed; says which values are lost.
         """
+        self._settle()
+        self._tell()
+
+    def _settle(self) -> None:
+        self._drain()
         if self._ring is not None and self._ring.pending:
             self._fetch(everything=True)
-        self._tell()
 
     def _through_the_door(
         self, metrics: Mapping[str, Any], step: int, batch_size: int | None, deferred: tuple[bool, ...]
@@ -218,7 +258,7 @@ class Recorder:
         self._journal.append_encoded(
             {"event": event, "time": time_ms, "step": step, "epoch": self.epoch, "metrics": encoded}
         )
-        self.latest.update(values)
+        self._latest.update(values)
         if encoded is not values:
             self._note_nonfinite(values, time_ms, step)
 
@@ -287,8 +327,7 @@ class Recorder:
             complete: False when the epoch was left early.
         """
         assert self.epoch is not None
-        if self._ring is not None and self._ring.pending:
-            self._fetch(everything=True)
+        self._settle()
         entry = {
             "epoch": self.epoch,
             "complete": complete,
@@ -342,6 +381,16 @@ class Recorder:
                 "metrics": metrics,
             }
         )
+
+    def end(self, event: Mapping[str, Any]) -> None:
+        """Record the end of the attempt, after all that was logged."""
+        self._drain()
+        self._journal.append(event)
+
+    def close(self) -> None:
+        """Let go of the spool. It is left where it is, for others to recover, when it could not be drained."""
+        self._latest.update(self._spool.latest())
+        self._spool.remove()
 
 
 def _deferred() -> tuple[bool, ...]:

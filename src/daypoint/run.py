@@ -156,7 +156,8 @@ class Run:
             self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
             return
         self._recorder.log(metrics, step, batch_size)
-        self._console.step(self._recorder.steps_in_epoch, self._recorder.latest)
+        if self._console.has_bar:
+            self._console.step(self._recorder)
         if self._stopping is not None:
             self._stop_here()
 
@@ -423,7 +424,7 @@ class Run:
             else None
         )
         attempt(
-            lambda: journal.append(
+            lambda: recorder.end(
                 {
                     "event": "end",
                     "time": now_ms(),
@@ -438,6 +439,7 @@ class Run:
         seconds = time.monotonic() - self._started_seconds
         close_attempt(self._record, status, day.now(self._settings.timezone), seconds, error)
         attempt(lambda: identity.write_run(self.directory, self._record))
+        attempt(recorder.close)
         journal.close()
         self._tell_the_end(status, summary, recorder)
         if failures and (error is None or error is failures[0]):

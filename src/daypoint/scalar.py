@@ -38,6 +38,7 @@ _torch: Any = None
 _Tensor: Any = None
 _is_tracing: Any = None
 _REAL: frozenset[Any] = frozenset()
+_FLOATING: frozenset[Any] = frozenset()
 
 
 def to_py(x: Any, name: str = "value", *, batch_size: int | None = None) -> bool | int | float:
@@ -70,6 +71,20 @@ def to_py(x: Any, name: str = "value", *, batch_size: int | None = None) -> bool
             return x.item()
     check_scalar(x, name, batch_size)
     return _take(x, name)
+
+
+def plain_float(x: Any) -> float | None:
+    """The value of a 0-dim floating-point tensor in the memory of the CPU: what is logged most often. None: it is something else,
+    or to be refused; `to_py` tells which.
+    """
+    if type(x) is not _Tensor:
+        return None
+    try:  # as in to_py
+        if x.is_cpu and x.dtype in _FLOATING and not x.dim() and x.data_ptr() != 0 and not _is_tracing():
+            return x.item()
+    except RuntimeError:
+        pass
+    return None
 
 
 def check_scalar(x: Any, name: str = "value", batch_size: int | None = None) -> None:
@@ -133,12 +148,13 @@ def to_step(x: Any) -> int:
 
 def _meet_torch() -> Any:
     """torch, if the program has imported it; otherwise no value can be a tensor."""
-    global _torch, _Tensor, _is_tracing, _REAL
+    global _torch, _Tensor, _is_tracing, _REAL, _FLOATING
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):  # another thread may still be importing it
         return None
     names = [name for name in vars(torch) if name in _REAL_NAMES or name.startswith("float8_")]
     _REAL = frozenset(getattr(torch, name) for name in names)
+    _FLOATING = frozenset(dtype for dtype in _REAL if dtype.is_floating_point)
     _is_tracing = torch.compiler.is_dynamo_compiling
     _Tensor = torch.Tensor
     _torch = torch

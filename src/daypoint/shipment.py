@@ -285,6 +285,8 @@ class Shipment:
         ending = ending_of(self._files, dead_pid)
         if ending is None:
             return False
+        while self.advance():  # what the trainer left in its spool
+            pass
         if torn := read_chunk(self._files.journal, self.offset_bytes).torn_bytes:
             self._remark_damage(Damage(self.offset_bytes, torn, "the last line was not finished"))
         if self.status != ending.status:

@@ -11,6 +11,7 @@ pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773, 197
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 __all__ = ["RunningStats"]
@@ -68,6 +69,33 @@ class RunningStats:
             self.min = value
         elif value > self.max:
             self.max = value
+
+    def extend(self, values: Iterable[float]) -> None:
+        """`update` with each of these finite floats in turn, to the same last digit, in half the time."""
+        values = iter(values)
+        if self.count == self.nonfinite:
+            for value in values:
+                self.update(value)  # the first one is not like the others
+                break
+        count, n = self.count, self.count - self.nonfinite
+        mean, squares, least, most = self._mean, self._squares, self.min, self.max
+        value = self.last
+        for value in values:
+            n += 1
+            delta = value - mean
+            if delta - delta == 0.0:
+                moved = mean + delta / n
+                squares += delta * (value - moved)
+                mean = moved
+            else:
+                mean = mean - mean / n + value / n
+                squares = inf
+            if value < least:
+                least = value
+            elif value > most:
+                most = value
+        self.count = count + n - (self.count - self.nonfinite)
+        self._mean, self._squares, self.min, self.max, self.last = mean, squares, least, most, value
 
     def merge(self, other: RunningStats) -> None:
         """Take in all that `other` has seen, as if it came after."""

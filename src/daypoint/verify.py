@@ -26,6 +26,11 @@ def _journal(run: StoredRun) -> list[str]:
     problems = [f"{path}: {damage}" for damage in reading.damages]
     if reading.torn_bytes and not run.is_live:
         problems.append(f"{path}: the last line, {reading.torn_bytes} bytes, was never finished")
+    if run.files.spool.exists() and not run.is_live:
+        problems.append(
+            f"{run.files.spool}: batches that are not in the journal yet, since that cannot be written; "
+            "free some space, or make the directory writable, and look again"
+        )
     return problems
 
 
