@@ -126,11 +126,8 @@ def find(address: str, outputs: Path) -> list[StoredRun]:
     Raises:
         AddressError: it names none; says what there is instead.
     """
-    if address == "last":
-        directories = day.run_directories(outputs)[-1:]
-    else:
-        directories = day.matching(address, outputs)
-    if directories:
+    newest = address == "last"
+    if directories := day.run_directories(outputs)[-1:] if newest else day.matching(address, outputs):
         return [read(directory, outputs) for directory in directories]
     if _UID.fullmatch(address):
         runs, _ = list_runs(outputs)
