@@ -495,6 +495,36 @@ def test_a_call_that_finds_the_disk_full_is_not_recorded_and_all_before_it_are(r
     assert [step for step, _ in kept(after_death(directory, tmp_path / "died"))] == list(range(acknowledged))
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+def test_after_sigkill_on_a_full_disk_the_space_of_the_spool_itself_is_enough(tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=True)
+    try:
+        script = textwrap.dedent(
+            f"""
+            import os, daypoint
+            with daypoint.open_run({{"tracking": {{"enabled": False}}}}, run_dir={str(tmp_path / "run")!r}, quiet=True) as run:
+                for step in range(200):
+                    run.log(loss=step / 7, lr=0.1)
+                with open({str(tmp_path / "full")!r}, "wb") as file:
+                    try:
+                        while True:
+                            file.write(bytes(4096))
+                            file.flush()
+                    except OSError:
+                        print("full", flush=True)
+                        os.kill(os.getpid(), 9)
+            """
+        )
+        done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, text=True)
+        assert done.stdout == "full\n"
+        assert len(kept(tmp_path / "run")) < 200
+        run = catalog.read(tmp_path / "run", tmp_path)
+        assert [step for step, _ in kept(run.directory)] == list(range(200))
+        assert not run.files.spool.exists()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 # ---------------------------------------------------------------- killed for real
 
 VICTIM = """

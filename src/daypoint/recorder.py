@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from daypoint import files as strict
 from daypoint.day import RunFiles
-from daypoint.errors import ConfigError, RunError, ScalarError
+from daypoint.errors import ConfigError, JournalError, RunError, ScalarError
 from daypoint.files import decode_metrics, encode_metrics
 from daypoint.journal import Journal
 from daypoint.keys import mlflow_key
@@ -361,6 +361,18 @@ class Recorder:
                 "metrics": metrics,
             }
         )
+
+    def finish(self) -> None:
+        """`flush` for the last time; on a full disk with the space of the spool itself.
+
+        Raises:
+            JournalError: even that was not enough. What is not written stays in the spool.
+        """
+        try:
+            self._drain()
+        except JournalError:
+            self._spool.shrink()
+        self.flush()
 
     def end(self, event: Mapping[str, Any]) -> None:
         """Record the end of the attempt, after all that was logged."""
