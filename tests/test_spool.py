@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -186,10 +187,10 @@ def test_a_fake_tensor_and_one_inside_a_transform_are_refused_in_the_spool(recor
         recorder.log({"loss": x, "lr": 0.1})
         return x
 
-    with pytest.raises(ScalarError, match="torch.func"):
+    with pytest.raises(ScalarError, match=r"torch\.func"):
         torch.func.vmap(inside)(torch.ones(3))
     log(recorder, 3)
-    with pytest.raises(ScalarError, match="torch.func"):
+    with pytest.raises(ScalarError, match=r"torch\.func"):
         torch.func.grad(inside)(torch.tensor(1.0))
     log(recorder, 3)
     with FakeTensorMode() as mode, pytest.raises(ScalarError, match="holds no value"):
@@ -203,11 +204,39 @@ def test_whole_numbers_stay_whole_numbers(recorder, directory, dtype):
     assert type(kept(directory)[-1][1]["x"]) is (bool if dtype is torch.bool else int)
 
 
+def test_threads_that_log_at_once_do_not_mix_their_values(recorder, directory):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def train(number):
+        for i in range(1500):
+            recorder.log({"a": number + i / 2, "b": number + i / 2})
+            if i % 400 == 0:
+                recorder.flush()
+
+    try:
+        threads = [threading.Thread(target=train, args=(number * 10_000,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    recorder.flush()
+    found = kept(directory)
+    assert sorted(m["a"] for _, m in found) == sorted(n * 10_000 + i / 2 for n in range(3) for i in range(1500))
+    assert all(m["a"] == m["b"] for _, m in found)
+    assert [step for step, _ in found] == list(range(4500))
+
+
 def test_nan_stops_the_run_at_its_own_call(open_run, directory):
-    with pytest.raises(RunError, match="loss: nan at step 7"), open_run(on_nonfinite="stop") as run:
-        for _ in range(7):
-            run.log(loss=torch.tensor(1.0))
-        run.log(loss=torch.tensor(float("nan")))
+    def train():
+        with open_run(on_nonfinite="stop") as run:
+            for loss in [1.0] * 7 + [float("nan")] * 2:
+                run.log(loss=torch.tensor(loss))
+
+    with pytest.raises(RunError, match="loss: nan at step 7"):
+        train()
     assert [step for step, _ in kept(directory)] == list(range(8))
 
 
