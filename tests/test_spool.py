@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -209,11 +210,46 @@ def test_whole_numbers_stay_whole_numbers(recorder, directory, dtype):
     assert type(kept(directory)[-1][1]["x"]) is (bool if dtype is torch.bool else int)
 
 
+def test_threads_that_log_at_once_do_not_mix_their_values(recorder, directory):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def train(number):
+        for i in range(1500):
+            recorder.log({"a": number + i / 2, "b": number + i / 2})
+            if i % 400 == 0:
+                recorder.flush()
+
+    try:
+        threads = [threading.Thread(target=train, args=(number * 10_000,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    recorder.flush()
+    found = kept(directory)
+    assert sorted(m["a"] for _, m in found) == sorted(n * 10_000 + i / 2 for n in range(3) for i in range(1500))
+    assert all(m["a"] == m["b"] for _, m in found)
+    assert [step for step, _ in found] == list(range(4500))
+
+
 def test_nan_stops_the_run_at_its_own_call(open_run, directory):
+<<<<<<< HEAD
     refused = pytest.raises(RunError, match="loss: nan at step 7")
     with refused, open_run(on_nonfinite="stop") as run:
         for value in (*[1.0] * 7, float("nan")):
             run.log(loss=torch.tensor(value))
+=======
+    def train():
+        with open_run(on_nonfinite="stop") as run:
+            for loss in [1.0] * 7 + [float("nan")] * 2:
+                run.log(loss=torch.tensor(loss))
+
+    with pytest.raises(RunError, match="loss: nan at step 7"):
+        train()
+>>>>>>> spool
     assert [step for step, _ in kept(directory)] == list(range(8))
 
 
@@ -501,6 +537,36 @@ def test_a_call_that_finds_the_disk_full_is_not_recorded_and_all_before_it_are(r
         signal.signal(signal.SIGXFSZ, before)
     assert recorder.step == acknowledged
     assert [step for step, _ in kept(after_death(directory, tmp_path / "died"))] == list(range(acknowledged))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+def test_after_sigkill_on_a_full_disk_the_space_of_the_spool_itself_is_enough(tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=True)
+    try:
+        script = textwrap.dedent(
+            f"""
+            import os, daypoint
+            with daypoint.open_run({{"tracking": {{"enabled": False}}}}, run_dir={str(tmp_path / "run")!r}, quiet=True) as run:
+                for step in range(200):
+                    run.log(loss=step / 7, lr=0.1)
+                with open({str(tmp_path / "full")!r}, "wb") as file:
+                    try:
+                        while True:
+                            file.write(bytes(4096))
+                            file.flush()
+                    except OSError:
+                        print("full", flush=True)
+                        os.kill(os.getpid(), 9)
+            """
+        )
+        done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, text=True)
+        assert done.stdout == "full\n"
+        assert len(kept(tmp_path / "run")) < 200
+        run = catalog.read(tmp_path / "run", tmp_path)
+        assert [step for step, _ in kept(run.directory)] == list(range(200))
+        assert not run.files.spool.exists()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 # ---------------------------------------------------------------- killed for real

@@ -1,9 +1,16 @@
 """The recorder: batches and epochs become events of the journal.
 
+<<<<<<< HEAD
 Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of
 the epoch. `end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows
 nothing of directories being claimed, of MLflow or of the screen. One number: three CPU scalars a step cost
 about 6 microseconds, most of it the write.
+=======
+Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of the epoch.
+`end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows nothing of directories being
+claimed, of MLflow or of the screen. Batches of plain floats wait in `daypoint.spool` for a moment, where they outlive
+the process, and are written many at a time. One number: three CPU scalars a step cost about 10 microseconds with cold caches, 4 without.
+>>>>>>> spool
 
 A tensor on an accelerator is not waited for. It is checked by shape and dtype, copied on its device
 (`daypoint.ring`), and the event is written when the copy has arrived, in order and with its own step and
@@ -19,13 +26,14 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from daypoint import files as strict
 from daypoint.day import RunFiles
-from daypoint.errors import ConfigError, RunError, ScalarError
+from daypoint.errors import ConfigError, JournalError, RunError, ScalarError
 from daypoint.files import decode_metrics, encode_metrics
 from daypoint.journal import Journal
 from daypoint.keys import mlflow_key
@@ -93,6 +101,7 @@ class Recorder:
         self._deferred = _deferred()
         self._ring: Ring | None = None
         self._spool = Spool(files.spool, journal)
+        self._lock = threading.RLock()  # threads may log at once; a row is one thread's
         self._expected: tuple[str, ...] | None = None
 
     @property
@@ -119,15 +128,16 @@ class Recorder:
                 this call is recorded; the earlier one is tried again.
             RunError: the device failed; says which values are lost.
         """
-        if step is None:
-            step = self.step
-        elif type(step) is not int or step < 0:
-            step = to_step(step)
-        spool = self._spool
-        if tuple(metrics) == spool.names and spool.put(metrics, step):
-            self.step = step + 1
-            return
-        self._log_slowly(metrics, step, batch_size)
+        with self._lock:
+            if step is None:
+                step = self.step
+            elif type(step) is not int or step < 0:
+                step = to_step(step)
+            spool = self._spool
+            if tuple(metrics) == spool.names and spool.put(metrics, step):
+                self.step = step + 1
+            else:
+                self._log_slowly(metrics, step, batch_size)
 
     def _log_slowly(self, metrics: Mapping[str, Any], step: int, batch_size: int | None) -> None:
         """A batch that is written at once, or waits for its device."""
@@ -160,13 +170,13 @@ class Recorder:
 
     def _drain(self) -> None:
         """Write what is in the spool, and feed the statistics with it."""
-        spool = self._spool
-        self._latest.update(spool.latest())
-        for name, values in spool.drain().items():
-            stats = self._stats.get(name)
-            if stats is None:
-                stats = self._stats[name] = RunningStats()
-            stats.extend(values)
+        with self._lock:
+            self._latest.update(self._spool.latest())
+            for name, values in self._spool.drain().items():
+                stats = self._stats.get(name)
+                if stats is None:
+                    stats = self._stats[name] = RunningStats()
+                stats.extend(values)
 
     def flush(self) -> None:
         """Write all that was deferred, waiting for the device.
@@ -381,6 +391,18 @@ class Recorder:
                 "metrics": metrics,
             }
         )
+
+    def finish(self) -> None:
+        """`flush` for the last time; on a full disk with the space of the spool itself.
+
+        Raises:
+            JournalError: even that was not enough. What is not written stays in the spool.
+        """
+        try:
+            self._drain()
+        except JournalError:
+            self._spool.shrink()
+        self.flush()
 
     def end(self, event: Mapping[str, Any]) -> None:
         """Record the end of the attempt, after all that was logged."""

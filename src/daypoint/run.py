@@ -128,7 +128,8 @@ class Run:
     ) -> None:
         """Record the scalars of one batch: `run.log(loss=loss, lr=0.1)` or `run.log({"train/loss": loss})`.
 
-        When it returns, the values survive the death of the process. But a tensor on an accelerator is not
+        When it returns, the values survive the death of the process; others can read them within 256 calls or half a second
+        (`daypoint.spool`). But a tensor on an accelerator is not
         waited for: it is copied there, and recorded within 64 steps, at the end of the epoch or of the run,
         or when something else is asked for (`daypoint.recorder`); until then SIGKILL would lose it.
 
@@ -140,7 +141,8 @@ class Run:
 
         Raises:
             ScalarError: a value is not one real number; nothing of this call is recorded.
-            JournalError: it could not be written (full disk); nothing of this call is recorded.
+            JournalError: this, or what was logged in the last half second, could not be written (full disk); nothing of this call
+                is recorded, all that was logged before is kept.
             RunError: the run has ended, or this is another process than the one that opened it, or the device
                 failed.
         """
@@ -412,7 +414,7 @@ class Run:
             except (DaypointError, OSError) as failure:
                 failures.append(failure)
 
-        attempt(recorder.flush)
+        attempt(recorder.finish)
         attempt(lambda: self._end_epoch(complete=False))
         self._ended = True
         attempt(recorder.write_train_log)

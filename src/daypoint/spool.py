@@ -17,6 +17,7 @@ take the end of the journal).
   holds, and its rows are all in the journal.
 - The names change, and with them the places of the commit words: all places are cleared first, so no value is mistaken for one.
 - The disk is full: the space was taken at the start, so storing a row cannot fail. Draining can; then the rows stay, and wait.
+  At the end of the run, and in `recover`, the part of the file that no row lies in is given back, which is mostly enough.
 
 This module knows rows of floats; which values may become one is decided at the door (`daypoint.scalar`). One number: a row of
 three values takes about a microsecond.
@@ -83,6 +84,7 @@ class Spool:
         self._journal = of
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
         self._map: mmap.mmap | None = None
+        self._is_whole = True
         try:
             zeros = bytes(SIZE_BYTES)
             while zeros:  # written, not only reserved: every file system can do that
@@ -114,7 +116,7 @@ class Spool:
         assert not self.count
         assert not self._journal.is_torn
         self.names = None
-        if self._map is None:
+        if self._map is None or not self._is_whole:
             return False
         width = len(names) + 3
         limit = min(ROWS, _WORDS // width)
@@ -202,6 +204,12 @@ class Spool:
         self.names = None
         return columns
 
+    def shrink(self) -> None:
+        """Give back the space that no row lies in, for the journal. No row can be stored any more."""
+        if self._map is not None:
+            self._is_whole = False
+            os.truncate(self.path, 8 * (_FIRST + self.count * self._width))
+
     def remove(self) -> None:
         """At the end of the run: the file goes, unless there are rows in it that are not in the journal. Idempotent."""
         if self._map is not None:
@@ -260,7 +268,15 @@ def recover(spool: Path, of: Path, pid: int | None = None) -> None:
         if pid is not None and (batch is None or batch.pid != pid):
             return
         if batch is not None and batch.rows:
-            _complete(of, batch)
+            try:
+                _complete(of, batch)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                os.ftruncate(
+                    descriptor, 8 * (_FIRST + len(batch.rows) * (len(batch.names) + 3))
+                )  # makes room
+                _complete(of, batch)
         os.unlink(spool)
     finally:
         os.close(descriptor)
@@ -294,10 +310,10 @@ def _committed(content: bytes) -> Batch | None:
         except ValueError:
             continue
     found = [header for header in headers if header is not None]
-    if not found or len(content) < SIZE_BYTES:
+    if not found:
         return None
     header = max(found, key=lambda header: header["order"])
-    words = memoryview(content).cast("d").tolist()[_FIRST:]
+    words = memoryview(content[: len(content) // 8 * 8]).cast("d").tolist()[_FIRST:]
     width = len(header["names"]) + 3
     rows = []
     for row in _rows(words, width)[:ROWS]:
