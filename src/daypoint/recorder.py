@@ -1,16 +1,10 @@
 """The recorder: batches and epochs become events of the journal.
 
-<<<<<<< HEAD
 Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of
 the epoch. `end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows
-nothing of directories being claimed, of MLflow or of the screen. One number: three CPU scalars a step cost
-about 6 microseconds, most of it the write.
-=======
-Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of the epoch.
-`end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows nothing of directories being
-claimed, of MLflow or of the screen. Batches of plain floats wait in `daypoint.spool` for a moment, where they outlive
-the process, and are written many at a time. One number: three CPU scalars a step cost about 10 microseconds with cold caches, 4 without.
->>>>>>> spool
+nothing of directories being claimed, of MLflow or of the screen. Batches of plain floats wait in
+`daypoint.spool` for a moment, where they outlive the process, and are written many at a time. One number:
+three CPU scalars a step cost about 10 microseconds with cold caches, 4 without.
 
 A tensor on an accelerator is not waited for. It is checked by shape and dtype, copied on its device
 (`daypoint.ring`), and the event is written when the copy has arrived, in order and with its own step and
@@ -63,7 +57,8 @@ class Recorder:
         journal: open for appending.
         files: where the train log goes.
         carried: what an earlier attempt recorded before the step at which this one goes on.
-        on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may raise.
+        on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may
+            raise.
 
     Raises:
         ConfigError: DAYPOINT_DEFER is neither 0 nor 1.
@@ -162,7 +157,9 @@ class Recorder:
             self._spool.begin(tuple(values), self.epoch)
 
     def _can_spool(self, values: Mapping[str, bool | int | float]) -> bool:
-        """Whether the next batch, if it is like this one, need not be written at once: seen twice, of floats only."""
+        """Whether the next batch, if it is like this one, need not be written at once: seen twice, of floats
+        only.
+        """
         names, self._expected = self._expected, tuple(values)
         if True in self._deferred:
             return False
@@ -357,7 +354,9 @@ class Recorder:
         return entry
 
     def write_train_log(self) -> None:
-        """The train log: per epoch count, mean, variance, min and max of every metric, and where the batches are."""
+        """The train log: per epoch count, mean, variance, min and max of every metric, and where the batches
+        are.
+        """
         strict.write_atomic(
             self._files.train_log, strict.dumps(train_log(self._files, self.epochs, self.step))
         )
@@ -365,8 +364,9 @@ class Recorder:
     def checkpoint_metrics(self, monitor: str | None) -> dict[str, bool | int | float]:
         """The metrics for the card of a checkpoint that is taken now.
 
-        The monitored one is there only if it was measured in the epoch that is open: as it was logged for the epoch,
-        or as the mean of its batches. So a checkpoint in the middle of an epoch does not win by an older validation.
+        The monitored one is there only if it was measured in the epoch that is open: as it was logged for the
+        epoch, or as the mean of its batches. So a checkpoint in the middle of an epoch does not win by an
+        older validation.
         """
         metrics = dict(self.latest)
         if monitor is None or self.epoch is None:

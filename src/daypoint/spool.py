@@ -1,26 +1,31 @@
 """The spool: the last few batches of a live run, in memory that the kernel keeps when the process is killed.
 
-A line of the journal costs a system call, an encoding and a checksum, all with cold caches. A batch of floats is instead
-stored as one row of doubles in a small file that is mapped into memory, and `drain` turns many rows into lines of the journal at
-once: after 256 rows or half a second, and before anything else is written. The file is there while the run is live, and gone after its end.
+A line of the journal costs a system call, an encoding and a checksum, all with cold caches. A batch of floats
+is instead stored as one row of doubles in a small file that is mapped into memory, and `drain` turns many
+rows into lines of the journal at
+once: after 256 rows or half a second, and before anything else is written. The file is there while the run is
+    live, and gone after its end.
 
-The crash cases. A store to a shared mapping belongs to the kernel, so it outlives SIGKILL (a power cut may take it, as it may
-take the end of the journal).
+The crash cases. A store to a shared mapping belongs to the kernel, so it outlives SIGKILL (a power cut may
+take it, as it may take the end of the journal).
 
-- Killed while a row is written: its first word, the commit word, is cleared first and set last. The row is not there, and `log` had not returned.
-- Killed after that: the header says at which byte of the journal these rows begin, and nothing else is written there meanwhile. So
-  what the journal holds from there on is the beginning of what the rows say, and `recover` adds the rest, a half line included.
-  Done twice, it adds nothing.
-- Killed while the rows are drained, or after: the same. Commit words are numbers that never come again, and a new header gives
-  the number of its first row, so rows of before do not count.
-- Killed while a header is written: there are two places for it, used in turn, each with a checksum. The header before still
-  holds, and its rows are all in the journal.
-- The names change, and with them the places of the commit words: all places are cleared first, so no value is mistaken for one.
-- The disk is full: the space was taken at the start, so storing a row cannot fail. Draining can; then the rows stay, and wait.
-  At the end of the run, and in `recover`, the part of the file that no row lies in is given back, which is mostly enough.
+- Killed while a row is written: its first word, the commit word, is cleared first and set last. The row is
+  not there, and `log` had not returned.
+- Killed after that: the header says at which byte of the journal these rows begin, and nothing else is
+  written there meanwhile. So what the journal holds from there on is the beginning of what the rows say, and
+  `recover` adds the rest, a half line included. Done twice, it adds nothing.
+- Killed while the rows are drained, or after: the same. Commit words are numbers that never come again, and a
+  new header gives the number of its first row, so rows of before do not count.
+- Killed while a header is written: there are two places for it, used in turn, each with a checksum. The
+  header before still holds, and its rows are all in the journal.
+- The names change, and with them the places of the commit words: all places are cleared first, so no value is
+  mistaken for one.
+- The disk is full: the space was taken at the start, so storing a row cannot fail. Draining can; then the
+  rows stay, and wait. At the end of the run, and in `recover`, the part of the file that no row lies in is
+  given back, which is mostly enough.
 
-This module knows rows of floats; which values may become one is decided at the door (`daypoint.scalar`). One number: a row of
-three values takes about a microsecond.
+This module knows rows of floats; which values may become one is decided at the door (`daypoint.scalar`). One
+number: a row of three values takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -135,7 +140,8 @@ class Spool:
         return True
 
     def put(self, metrics: Mapping[str, Any], step: int) -> bool:
-        """Record one batch, if its values are finite floats: Python's, or those of plain tensors in the memory of the CPU.
+        """Record one batch, if its values are finite floats: Python's, or those of plain tensors in the
+        memory of the CPU.
 
         When it returns True, the batch survives the death of this process.
 
@@ -144,7 +150,8 @@ class Spool:
             step: of the batch.
 
         Returns:
-            False when it has to go another way, or the rows have to be drained first; nothing is recorded then.
+            False when it has to go another way, or the rows have to be drained first; nothing is recorded
+            then.
         """
         now_ns = time.time_ns()
         count = self.count
@@ -184,7 +191,8 @@ class Spool:
             The values of each name, in order.
 
         Raises:
-            JournalError: it could not be written, or not whole. The rows stay, and the next time goes on where this ended.
+            JournalError: it could not be written, or not whole. The rows stay, and the next time goes on
+                where this ended.
         """
         if self.count:
             rows = self._rows()
@@ -211,7 +219,9 @@ class Spool:
             os.truncate(self.path, 8 * (_FIRST + self.count * self._width))
 
     def remove(self) -> None:
-        """At the end of the run: the file goes, unless there are rows in it that are not in the journal. Idempotent."""
+        """At the end of the run: the file goes, unless there are rows in it that are not in the journal.
+        Idempotent.
+        """
         if self._map is not None:
             self._words.release()
             self._map.close()
@@ -245,13 +255,14 @@ class Spool:
 
 
 def recover(spool: Path, of: Path, pid: int | None = None) -> None:
-    """Add the rows of a dead trainer to its journal, and remove the spool. Any number of processes may do so at once.
+    """Add the rows of a dead trainer to its journal, and remove the spool. Any number of processes may do so
+    at once.
 
     Args:
         spool: its path; it need not be there.
         of: the path of the journal.
-        pid: the process that is known to be dead. None: the caller knows that nobody writes this run, and sees to it that
-            nobody begins to.
+        pid: the process that is known to be dead. None: the caller knows that nobody writes this run, and
+            sees to it that nobody begins to.
 
     Raises:
         OSError: it cannot be written. Nothing is lost; try again.
