@@ -95,3 +95,10 @@ def make_project(root):
 @pytest.fixture
 def project(tmp_path):
     return make_project(tmp_path / "project")
+
+
+def pytest_collection_modifyitems(items):
+    """Slow tests may take their time; the others are stopped by the `timeout` of pyproject.toml."""
+    for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("services"):
+            item.add_marker(pytest.mark.timeout(1800))
