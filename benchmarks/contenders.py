@@ -54,9 +54,10 @@ class DaypointAlone(Daypoint):
 
     def read(self, project: Path, handle: str) -> Points:
         """What is in the journal."""
-        from daypoint import journal
+        from daypoint import journal, spool
 
         directory, _ = json.loads(handle)
+        spool.recover(Path(directory) / "journal.spool", Path(directory) / "journal.jsonl")
         batches = [e for e in journal.read(Path(directory) / "journal.jsonl").events if e["event"] == "batch"]
         return {name: [[b["step"], b["metrics"][name]] for b in batches] for name in METRICS}
 
