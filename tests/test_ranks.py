@@ -25,7 +25,13 @@ def test_another_rank_without_torchruns_store_is_told_how_to_start(monkeypatch):
         ranks.agree("run", "")
 
 
-@pytest.mark.parametrize("environment", [{"RANK": "4", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "4", "LOCAL_RANK": "0", "WORLD_SIZE": "8"},
+        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+    ],
+)
 def test_only_the_global_rank_0_records(monkeypatch, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

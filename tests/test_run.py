@@ -333,6 +333,7 @@ def test_a_worker_process_that_logs_is_told_so_and_writes_nothing(cfg):
 
 def test_another_rank_than_0_checks_its_values_and_writes_nothing(cfg, monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     directory = tmp_path / "shared"
     with daypoint.open_run(cfg, run_dir=directory) as run:
         assert not run.is_main
@@ -422,3 +423,59 @@ def test_a_run_killed_in_its_first_epoch_does_not_look_empty(cfg, tmp_path):
     subprocess.run([sys.executable, "-c", script], check=False)
     (run,), _ = catalog.list_runs(tmp_path / "outputs")
     assert (run.status, run.steps, run.metrics) == ("KILLED", 5, {"loss": 0.5})
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda run: run.log_epoch({"v": 1.0}), lambda run: None], ids=["log_epoch", "end"]
+)
+def test_a_signal_after_the_last_step_is_not_swallowed(cfg, ask):
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(KeyboardInterrupt), daypoint.open_run(cfg) as run:
+        run.restore(model=model)
+        run.log(loss=1.0)
+        signal.raise_signal(signal.SIGINT)
+        ask(run)
+    assert identity.read_run(run.directory)["status"] == "KILLED"
+
+
+def test_a_signal_before_a_checkpoint_stops_with_that_checkpoint(cfg):
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(KeyboardInterrupt), daypoint.open_run(cfg) as run:
+        run.restore(model=model)
+        run.log(loss=1.0)
+        signal.raise_signal(signal.SIGINT)
+        run.save(model=model)
+        raise AssertionError("it went on")
+    assert [path.name for path in (run.directory / "checkpoints").glob("step*")] == ["step000001"]
+
+
+def test_a_step_that_mlflow_cannot_hold_is_refused(cfg):
+    with daypoint.open_run(cfg) as run, pytest.raises(ScalarError, match="step"):
+        run.log(loss=1.0, step=2**63)
+
+
+def test_an_exception_that_cannot_be_said_does_not_hide_the_end(cfg):
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    with pytest.raises(Mute), daypoint.open_run(cfg) as run:
+        raise Mute
+    assert identity.read_run(run.directory)["status"] == "FAILED"
+
+
+def test_a_rank_without_a_world_is_no_rank(cfg, monkeypatch):
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with daypoint.open_run(cfg) as run:
+        run.log(loss=1.0)
+    assert len(events(run, "batch")) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["7e12", "1e3", "12E5", "2026-03-28", "x\x85y", "0x10", "-", "~", "null", "a: b", "a\nb"]
+)
+def test_text_in_the_config_file_stays_text(cfg, text):
+    with daypoint.open_run({**cfg, "text": text}) as run:
+        pass
+    assert OmegaConf.load(run.directory / f"config_{run.day}.yaml").text == text

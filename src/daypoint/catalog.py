@@ -60,6 +60,8 @@ class StoredRun:
             return read_epochs(files.loads(self.files.train_log.read_bytes()))
         except FileNotFoundError:
             return []
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return []  # damaged; the journal has it all, and `daypoint verify` names it
 
     @cached_property
     def last_event(self) -> dict[str, Any] | None:
@@ -80,20 +82,19 @@ class StoredRun:
             means = {name: of["mean"] for name, of in epoch["stats"].items()}
             if means or epoch["metrics"]:
                 return {**means, **epoch["metrics"]}
-        return (self.last_event or {}).get("metrics", {})  # a run that was killed in its first epoch
+        return (self.last_event or {}).get("metrics") or {}  # a run that was killed in its first epoch
 
     @cached_property
     def checkpoints(self) -> list[Path]:
         """The committed checkpoints, oldest first."""
-        return sorted(
-            self.files.checkpoints.glob("step[0-9]*"), key=lambda path: int(path.name.removeprefix("step"))
-        )
+        found = [path for path in self.files.checkpoints.glob("step[0-9]*") if path.name[4:].isdigit()]
+        return sorted(found, key=lambda path: int(path.name[4:]))
 
     def pointer(self, name: str) -> str | None:
         """The checkpoint that `last` or `best` points to."""
         try:
             return files.loads(self.files.pointer(name).read_bytes())["checkpoint"]
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
 

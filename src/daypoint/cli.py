@@ -97,7 +97,7 @@ def ls(
             str(run.steps),
             *(number(metrics[name]) if name in metrics else "" for name in names),
         )
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.width = max(console.width, 400)  # a narrow terminal wraps the lines; no number is ever cut
     console.print(table)
     if len(shown) < len(runs):
@@ -127,16 +127,17 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from daypoint import catalog, keys
     from daypoint.console import number
 
     run = catalog.find_one(address, _outputs(outputs))
     record, attempt = run.record, run.record["attempts"][-1]
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
 
     def row(label: str, text: object) -> None:
-        console.print(f"[bold]{label:<12}[/bold]", end="")
+        console.print(Text(f"{label:<12}", "bold"), end="")
         console.print(str(text), markup=False)
 
     row("run", f"{run.address}  (uid {record['uid']})")
@@ -179,10 +180,10 @@ def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Ou
         for name in ("best", "last"):
             if target := run.pointer(name):
                 marks.setdefault(target, []).append(name)
-        console.print("\n[bold]checkpoints[/bold]")
+        console.print(Text("\ncheckpoints", "bold"))
         for path in run.checkpoints:
             console.print(f"  {path.name}  {' '.join(marks.get(path.name, []))}", markup=False)
-    console.print("\n[bold]hyperparameters[/bold]")
+    console.print(Text("\nhyperparameters", "bold"))
     for key, value in keys.flatten(record["config"]).items():
         console.print(f"  {key} = {value}", markup=False)
 

@@ -164,8 +164,8 @@ def resolve(config: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if config is None:
         return {}
-    node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     try:
+        node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
         if missing := sorted(OmegaConf.missing_keys(node)):
             keys = ", ".join(missing)
             raise ConfigError(f"{keys}: expected a value, found ??? (missing); give it as {missing[0]}=…")

@@ -41,6 +41,12 @@ class RunConsole:
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
+        for stream in (
+            sys.stdout,
+            sys.stderr,
+        ):  # a terminal that cannot show a character must not end a training
+            if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
+                stream.reconfigure(errors="replace")
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._err = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self.has_bar = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -99,7 +100,9 @@ def open_run(
         run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
     with _signals(run):
         try:
+            run._announce()
             yield run
+            run._stop_if_asked()
         except BaseException as error:
             run._end(_status_of(error), None if _is_good_exit(error) else error)
             raise
@@ -107,13 +110,14 @@ def open_run(
 
 
 def _status_of(error: BaseException) -> str:
-    if isinstance(error, Terminated | KeyboardInterrupt):
+    # GeneratorExit: the block was given up, not left.
+    if isinstance(error, Terminated | KeyboardInterrupt | GeneratorExit):
         return "KILLED"
     return "FINISHED" if _is_good_exit(error) else "FAILED"
 
 
 def _is_good_exit(error: BaseException) -> bool:
-    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 @contextlib.contextmanager
@@ -298,7 +302,6 @@ class _Opening:
                 f"{files.directory} is not below {self.outputs}, so `daypoint ls` will not list it; begin the defaults of "
                 "your config with `daypoint`, and leave hydra.run.dir alone"
             )
-        self.console.opening(run.address, record["name"], str(files.directory))
         return run
 
     def _directory(self, run_dir: str | os.PathLike[str] | None) -> tuple[Path, datetime]:
@@ -351,7 +354,17 @@ def _yaml(plain: Mapping[str, Any]) -> bytes:
     """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is
     text.
     """
-    text = yaml.safe_dump(
-        config.escaped(plain), sort_keys=False, allow_unicode=True, default_flow_style=False
-    )
+    text = yaml.dump(config.escaped(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text.encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that a YAML reader might take for a number or a date, or whose characters it might change."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    is_plain = text.isprintable() and not re.match(r"[-+.\d]", text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _quoted)

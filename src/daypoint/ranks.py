@@ -16,8 +16,8 @@ WAIT_SECONDS = 120
 
 
 def rank() -> int:
-    """The global rank; 0 outside a distributed job."""
-    return int(os.environ.get("RANK", 0))
+    """The global rank; 0 outside a distributed job (a RANK without a WORLD_SIZE above 1 means something else)."""
+    return _number("RANK", 0) if is_distributed() else 0
 
 
 def is_main() -> bool:
@@ -27,7 +27,15 @@ def is_main() -> bool:
 
 def is_distributed() -> bool:
     """Whether there are other processes in this job."""
-    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return _number("WORLD_SIZE", 1) > 1
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    try:
+        return int(text)
+    except ValueError:
+        raise RunError(f"${name}: expected a whole number, found {text!r}; unset it") from None
 
 
 def agree(name: str, value: str) -> str:

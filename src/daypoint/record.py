@@ -116,8 +116,8 @@ def close_attempt(
     if error is not None:
         attempt["error"] = {
             "type": type(error).__name__,
-            "message": redaction.redact_text(_text(str(error))),
-            "traceback": redaction.redact_text(_text("".join(traceback.format_exception(error)))),
+            "message": redaction.redact_text(_text(message_of(error))),
+            "traceback": redaction.redact_text(_text(_traceback(error))),
         }
 
 
@@ -178,6 +178,21 @@ def _describe(data: Any) -> dict[str, Any] | None:
         "fingerprint": data.fingerprint(),
         "source": str(getattr(data, "source", data.name)),
     }
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says, also if saying it fails."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its message cannot be had: {type(failure).__name__})"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return "".join(traceback.format_tb(error.__traceback__))
 
 
 def _text(text: str) -> str:

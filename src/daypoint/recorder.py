@@ -32,7 +32,7 @@ from daypoint.files import decode_metrics, encode_metrics
 from daypoint.journal import Journal
 from daypoint.keys import mlflow_key
 from daypoint.replay import Replay
-from daypoint.scalar import check_scalar, to_py, to_step
+from daypoint.scalar import LARGEST_STEP, check_scalar, to_py, to_step
 from daypoint.spool import Spool
 from daypoint.stats import RunningStats
 
@@ -126,7 +126,7 @@ class Recorder:
         with self._lock:
             if step is None:
                 step = self.step
-            elif type(step) is not int or step < 0:
+            elif type(step) is not int or not 0 <= step <= LARGEST_STEP:
                 step = to_step(step)
             spool = self._spool
             if tuple(metrics) == spool.names and spool.put(metrics, step):

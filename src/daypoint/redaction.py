@@ -143,6 +143,9 @@ def redact_overrides(arguments: list[str], *, secrets: Collection[str] = ()) -> 
             hidden = any(_is_secret_text(word, value) for word in telling)
             argument = f"{name}={HIDDEN}" if hidden and value else argument
         flag = argument.lstrip("-") if argument.startswith("--") and not sign else None
+        bare = argument.replace("\\", "")  # Hydra escapes what it hands to the jobs of a sweep
+        if bare != argument and redact_text(bare, secrets=secrets) != bare:
+            argument = bare
         redacted.append(redact_text(argument, secrets=secrets))
     return redacted
 

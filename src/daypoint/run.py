@@ -25,7 +25,7 @@ from daypoint.day import RunFiles
 from daypoint.errors import CheckpointError, DaypointError, RunError
 from daypoint.journal import Journal
 from daypoint.optimization import keep_schedule, set_option
-from daypoint.record import close_attempt
+from daypoint.record import close_attempt, message_of
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact_text
 from daypoint.scalar import check_scalar, to_step
@@ -173,6 +173,7 @@ class Run:
                 check_scalar(value, name)
             return
         self._recorder.log_epoch(metrics)
+        self._stop_if_asked()
 
     def epochs(self, count: int, *, batches: int | None = None) -> Iterator[int]:
         """Iterate over the epochs 0 to `count - 1`; each one's statistics are recorded when it ends.
@@ -316,7 +317,11 @@ class Run:
             self._refuse()
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._objects = {**given, **extra}
-        return self._save(gradients=False)
+        path = self._save(gradients=False)
+        if self._stopping is not None:  # this is the checkpoint to stop with
+            ending, self._stopping = self._stopping, None
+            raise ending
+        return path
 
     def _save(self, gradients: bool) -> Path | None:
         if self._recorder is None:
@@ -354,6 +359,14 @@ class Run:
             raise ending
         self._stopping = ending
         self._console.warn("stopping after this step, with a checkpoint; a second signal stops at once")
+
+    def _stop_if_asked(self) -> None:
+        """Between two steps: end now if a signal has asked for it."""
+        if self._stopping is not None:
+            self._stop_here()
+
+    def _announce(self) -> None:
+        self._console.opening(self.address, self._record["name"], str(self.directory))
 
     def _stop_here(self) -> NoReturn:
         """The step is done: make the checkpoint and end."""
@@ -421,7 +434,7 @@ class Run:
         if failures and status == "FINISHED":
             status, error = "FAILED", failures[0]
         summary = (
-            redact_text(": ".join(filter(None, (type(error).__name__, str(error)))))
+            redact_text(": ".join(filter(None, (type(error).__name__, message_of(error)))))
             if error is not None
             else None
         )
@@ -462,13 +475,23 @@ class Run:
             rows.append(("best", str(best.relative_to(self.directory))))
         rows.append(("mlflow", self._deliver()))
         commands = [
-            (f"daypoint show {self.address}", "epochs, checkpoints, hyperparameters"),
-            (f"daypoint ls {self.day}", "the runs of this day"),
+            (f"daypoint show {self._called}", "epochs, checkpoints, hyperparameters"),
+            (f"daypoint ls {self.day}{self._place}", "the runs of this day"),
             ("daypoint ui", "compare the days in MLflow"),
         ]
         if day.project_root(Path.cwd()) != Path(self._record["root"]):
             commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
         self._console.closing(rows, commands if self._record["sweep"] is None else ())
+
+    @property
+    def _called(self) -> str:
+        """The run in a command that works from the project's directory."""
+        return str(self.directory) if self._place else self.address
+
+    @property
+    def _place(self) -> str:
+        outputs = config.outputs_directory(self._settings, Path(self._record["root"]))
+        return "" if outputs == Path(self._record["root"]) / "outputs" else f" --outputs {outputs}"
 
     def _deliver(self) -> str:
         """Wait, with a bound, until MLflow has everything; what to print about it."""
@@ -486,4 +509,4 @@ class Run:
             )
             return f"experiment {self._record['experiment']}, {where}"
         why = f" ({outcome.error})" if outcome.error else ""
-        return f"not everything is there yet{why}; send the rest with: daypoint sync {self.address}"
+        return f"not everything is there yet{why}; send the rest with: daypoint sync {self._called}"
