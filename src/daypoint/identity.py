@@ -22,26 +22,18 @@ import orjson
 
 from daypoint import day, files
 from daypoint.errors import AddressError, CheckpointError, RunError
-from daypoint.provenance import git_state, uncommitted_diff, versions
-from daypoint.redaction import redact, redact_overrides, redact_text
 
 __all__ = [
     "CARD_FORMAT",
     "IGNORED",
     "RUN_FORMAT",
     "config_sha256",
-    "git_state",
     "make_card",
     "parse_card",
     "read_card",
     "read_run",
-    "redact",
-    "redact_overrides",
-    "redact_text",
     "reference",
     "seal",
-    "uncommitted_diff",
-    "versions",
     "write_run",
 ]
 
