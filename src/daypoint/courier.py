@@ -55,9 +55,11 @@ class Outcome:
 class _Known:
     """What the courier said of a run."""
 
-    closing: bool = False
+    asked: int = 0
+    """How often the courier was asked to finish it."""
     done: bool = False
     lasting: bool = False
+    """The answer to the latest asking: an error that waiting does not cure."""
     run_id: str | None = None
     experiment_id: str | None = None
     url: str | None = None
@@ -132,8 +134,8 @@ class Courier:
         run = self._runs.setdefault(str(directory), _Known())
         self._receive(0.0)
         self._keep_alive()
-        run.closing, run.lasting = True, False
-        self._send({"close": str(directory)})
+        run.asked, run.lasting = run.asked + 1, False
+        self._send({"close": str(directory), "asked": run.asked})
         now = time.monotonic()
         deadline, call_at = now + wait_seconds, now + 1.0
         while not run.done and not run.lasting and self.pid is not None and now < deadline:
@@ -208,10 +210,10 @@ class Courier:
         for directory, run in self._runs.items():
             if not run.done:
                 self._send({"run": directory})
-            if not run.done and run.closing:
-                self._send({"close": directory})
+            if not run.done and run.asked:
+                self._send({"close": directory, "asked": run.asked})
 
-    def _send(self, message: dict[str, str]) -> None:
+    def _send(self, message: dict[str, str | int]) -> None:
         """Write a line, or as much as the pipe takes now."""
         if self._process is None:
             return
@@ -245,10 +247,11 @@ class Courier:
             return
         if text := message.get("error"):
             self._news.append(text)
+            run.lasting = bool(message.get("lasting")) and message.get("asked") == run.asked
         else:
             run.lasting = False  # it got further
         for name, value in message.items():
-            if hasattr(run, name):
+            if name not in ("asked", "lasting") and hasattr(run, name):
                 setattr(run, name, value)
 
 

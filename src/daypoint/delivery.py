@@ -59,6 +59,7 @@ class Parcel:
     ours: bool = True
     """False: left behind by another courier, and tried once."""
     closing: bool = False
+    asked: int = 0
     shipment: Shipment | None = None
     failures: int = 0
     next_try: float = 0.0
@@ -138,6 +139,7 @@ class Delivery:
             if (directory := message.get("close")) in self._parcels:
                 parcel = self._parcels[directory]
                 parcel.closing = True
+                parcel.asked = message.get("asked", 0)
                 parcel.next_try = 0.0
                 parcel.complaints.clear()  # somebody waits: what still fails is worth saying again
 
@@ -178,7 +180,7 @@ class Delivery:
         if text not in parcel.complaints:
             parcel.complaints.add(text)
             _append(parcel.log, text)
-            self._tell(parcel, error=text, lasting=lasting)
+            self._tell(parcel, error=text, lasting=lasting, asked=parcel.asked)
 
     # ------------------------------------------------------------ the runs
 
