@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         StoreError,
     )
     from daypoint.hydra_app import instantiate, register_configs
+    from daypoint.model import load
     from daypoint.opening import open_run
     from daypoint.resume import resumed
     from daypoint.run import Run
@@ -50,6 +51,7 @@ _HOMES = {
     "StoreError": "errors",
     "fill": "config",
     "instantiate": "hydra_app",
+    "load": "model",
     "open_run": "opening",
     "print_shapes": "shapes",
     "register_configs": "hydra_app",

@@ -214,6 +214,11 @@ def claim(outputs: Path, moment: datetime, prefix: str = "") -> Path:
 # ---------------------------------------------------------------- addresses
 
 
+def promoted_file(outputs: Path, day: str) -> Path:
+    """Where a day's promoted models are written down."""
+    return outputs / day / "promoted.json"
+
+
 def is_run(directory: Path) -> bool:
     """Whether a directory holds a run (it has a run.json)."""
     return (directory / "run.json").is_file()

@@ -177,6 +177,9 @@ def _describe(data: Any) -> dict[str, Any] | None:
         "rows": int(data.rows),
         "fingerprint": data.fingerprint(),
         "source": str(getattr(data, "source", data.name)),
+        # What it takes to give the model new rows, and to read its answers, without the data.
+        "classes": getattr(data, "classes", None),
+        "preparation": getattr(data, "preparation", None),
     }
 
 
