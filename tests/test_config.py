@@ -107,3 +107,9 @@ def test_fill_refuses_what_contradicts_the_config():
     cfg = OmegaConf.create({"data": {"outputs": 10}})
     with pytest.raises(ConfigError, match=r"data\.outputs: the config says 10, the data says 3"):
         config.fill(cfg, "data", outputs=3)
+
+
+@pytest.mark.parametrize("name", ["", "mlflow.runName", "date", "daypoint.uid", "git.commit"])
+def test_a_tag_that_is_not_the_users_own_is_refused(name):
+    with pytest.raises(ConfigError, match=r"tracking\.tags: expected names of your own"):
+        config.section({"tracking": {"tags": {name: "x"}}}, "tracking")

@@ -22,6 +22,8 @@ ROOMS = [
         "targets",
         "allowlist",
         "config",
+        "sweep",
+        "hydra_sweep",
         "hydra_app",
         "shapes",
         "tensorfile",
@@ -36,6 +38,7 @@ ROOMS = [
         "checkpoint",
         "rebuild",
         "fold",
+        "parent",
         "shipment",
         "sync",
         "delivery",
@@ -49,7 +52,7 @@ ROOMS = [
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
-    "mlflow": {"store", "shipment", "model"},
+    "mlflow": {"store", "parent", "shipment", "model"},
     "torch": {
         "scalar",
         "ring",
@@ -62,7 +65,7 @@ FENCES = {
         "ranks",
         "shapes",
     },
-    "hydra": {"hydra_app", "reproduce"},
+    "hydra": {"hydra_sweep", "hydra_app", "reproduce"},
 }
 
 

@@ -296,7 +296,9 @@ SLOWLY = ("model=mlp", "model.dropout=0.2", "trainer.epochs=60", "tracking=off")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR2], ids=lambda n: n.name
+)
 def test_killed_for_real_and_resumed_the_weights_are_the_very_same(project, number):
     project.train(*SLOWLY)
     project.outputs.rename(project.root / "whole")

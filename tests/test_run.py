@@ -97,6 +97,33 @@ def test_the_train_log_has_count_mean_variance_min_and_max_of_each_epoch(cfg):
     assert (epoch["epoch"], epoch["first_step"], epoch["steps"], epoch["complete"]) == (0, 0, 3, True)
 
 
+def test_steps_that_count_anew_in_every_epoch_are_counted_and_warned_of_once(cfg, capsys):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(3):
+            for i in range(4):
+                run.log(loss=1.0, step=i)
+    assert [epoch["steps"] for epoch in train_log(run)["epochs"]] == [4, 4, 4]
+    warnings = capsys.readouterr().err
+    assert warnings.count("steps count over the whole run, not anew in every epoch") == 1
+
+
+def test_metrics_between_two_epochs_belong_to_the_one_that_ended_also_after_a_resume(cfg):
+    model = torch.nn.Linear(1, 1)
+    with daypoint.open_run(cfg) as run:
+        for epoch in range(2):
+            with run.epoch(epoch):
+                run.log(loss=1.0)
+            run.log_epoch({"val/loss": 0.5 + epoch})
+            run.save(model=model)
+    expected = [{"val/loss": 0.5}, {"val/loss": 1.5}]
+    assert [epoch["metrics"] for epoch in train_log(run)["epochs"]] == expected
+    with daypoint.open_run(cfg, resume=run.directory) as again:
+        again.restore(model=model)
+        with again.epoch(2):
+            again.log(loss=1.0)
+    assert [epoch["metrics"] for epoch in train_log(again)["epochs"]] == [*expected, {}]
+
+
 def test_what_is_recorded_are_plain_numbers(cfg):
     with daypoint.open_run(cfg) as run:
         run.log({"a": torch.tensor(1.25, requires_grad=True), "b": torch.tensor(3)}, c=True)
@@ -207,8 +234,10 @@ def test_the_config_file_reads_back_as_the_same_data(cfg):
         (lambda: 1 / 0, "FAILED", ZeroDivisionError),
         (lambda: signal.raise_signal(signal.SIGINT), "KILLED", KeyboardInterrupt),
         (lambda: signal.raise_signal(signal.SIGTERM), "KILLED", SystemExit),
+        (lambda: signal.raise_signal(signal.SIGUSR1), "KILLED", SystemExit),
+        (lambda: signal.raise_signal(signal.SIGUSR2), "KILLED", SystemExit),
     ],
-    ids=["end", "exit0", "exit3", "exception", "sigint", "sigterm"],
+    ids=["end", "exit0", "exit3", "exception", "sigint", "sigterm", "sigusr1", "sigusr2"],
 )
 def test_each_ending_has_its_status(cfg, ending, status, raised):
     expected = pytest.raises(raised) if raised is not None else contextlib.nullcontext()

@@ -42,7 +42,7 @@ class Tracking:
     on_nonfinite: str = "warn"
     """When a logged value is NaN or infinite: record | warn | stop. It is recorded in each case."""
     tags: dict[str, str] = field(default_factory=dict)
-    """More tags for the MLflow run."""
+    """More tags for the MLflow run. `mlflow.note.content` is its description; other names of MLflow's own are refused."""
 
     def __post_init__(self) -> None:
         if self.uri == "":
@@ -61,6 +61,13 @@ class Tracking:
                 f"tracking.experiment: expected 1 to 500 characters, found {len(self.experiment)}; "
                 "use null for the default name"
             )
+        for name in self.tags:
+            ours = name in ("date", "host", "device") or name.startswith(("daypoint.", "git."))
+            if not name or ours or (name.startswith("mlflow.") and name != "mlflow.note.content"):
+                whose = "daypoint's" if ours else "MLflow's" if name else "nobody's"
+                raise ConfigError(
+                    f"tracking.tags: expected names of your own, found {name!r}, {whose}; rename it"
+                )
         day.zone(self.timezone)
 
 
@@ -115,7 +122,23 @@ class Trainer:
             raise ConfigError(f"trainer.clip_norm: expected a number > 0 or null, found {self.clip_norm}")
 
 
-SCHEMAS: dict[str, type] = {"tracking": Tracking, "trainer": Trainer}
+@dataclass(kw_only=True)
+class Sweep:
+    """How a sweep (`-m`) treats its jobs."""
+
+    resume: str | None = None
+    """A sweep to go on with, `last` or an address: only its jobs that are missing or failed are run."""
+    skip_done: bool = False
+    """Skip a job whose config has a finished run already, on any day."""
+    on_failure: str = "go_on"
+    """When a job fails: go_on | stop (jobs that have started go on)."""
+
+    def __post_init__(self) -> None:
+        if self.on_failure not in ("go_on", "stop"):
+            raise ConfigError(f"sweep.on_failure: expected go_on or stop, found {self.on_failure!r}")
+
+
+SCHEMAS: dict[str, type] = {"tracking": Tracking, "trainer": Trainer, "sweep": Sweep}
 
 
 # ---------------------------------------------------------------- resolving and checking

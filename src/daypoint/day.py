@@ -214,6 +214,11 @@ def claim(outputs: Path, moment: datetime, prefix: str = "") -> Path:
 # ---------------------------------------------------------------- addresses
 
 
+def sweep_file(directory: Path) -> Path:
+    """The manifest of a sweep directory."""
+    return directory / "sweep.json"
+
+
 def promoted_file(outputs: Path, day: str) -> Path:
     """Where a day's promoted models are written down."""
     return outputs / day / "promoted.json"

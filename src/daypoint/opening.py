@@ -31,6 +31,7 @@ from daypoint import (
     config,
     day,
     hydra_app,
+    hydra_sweep,
     identity,
     journal,
     keys,
@@ -91,6 +92,7 @@ def open_run(
         StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
     """
     with hydra_app.one_message():
+        hydra_sweep.check_job()
         opening = _Opening(cfg, data, monitor, mode, keep, quiet)
         address = resume if resume is not None else opening.plain.get("resume")
         if address is not None and run_dir is not None:
@@ -105,6 +107,8 @@ def open_run(
             run._stop_if_asked()
         except BaseException as error:
             run._end(_status_of(error), None if _is_good_exit(error) else error)
+            if isinstance(error, SystemExit) and not isinstance(error, Terminated) and opening.in_sweep:
+                raise hydra_sweep.JobLeft(error.code) from error  # the end of this job, not of the sweep
             raise
         run._end("FINISHED", None)
 
@@ -123,23 +127,25 @@ def _is_good_exit(error: BaseException) -> bool:
 @contextlib.contextmanager
 def _signals(run: Run) -> Iterator[None]:
     """While the run is open, SIGTERM and Ctrl-C end it after the step, with a checkpoint if one can be made;
-    a second one ends it at once.
+    a second one ends it at once. So do SIGUSR1 and SIGUSR2, by which clusters announce that a job's time is over.
 
     A handler of the user's own is left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    endings = {
-        signal.SIGTERM: (signal.SIG_DFL, Terminated),
-        signal.SIGINT: (signal.default_int_handler, KeyboardInterrupt),
+    usual_handlers = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGUSR1: signal.SIG_DFL,
+        signal.SIGUSR2: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
     }
-    mine = {number: usual for number, (usual, _) in endings.items() if signal.getsignal(number) is usual}
+    mine = {number: usual for number, usual in usual_handlers.items() if signal.getsignal(number) is usual}
 
     def stop(number: int, _frame: object) -> None:
         for ours, usual in mine.items():
             signal.signal(ours, usual)
-        run._stop(endings[signal.Signals(number)][1]())
+        run._stop(KeyboardInterrupt() if number == signal.SIGINT else Terminated(number))
 
     for number in mine:
         signal.signal(number, stop)
@@ -180,8 +186,15 @@ class _Opening:
         self.job = hydra_app.current_job()
         self.console = RunConsole(quiet or not ranks.is_main())
 
+    @property
+    def in_sweep(self) -> bool:
+        """Whether this is one of the jobs of a sweep."""
+        return self.job is not None and self.job.sweep_job is not None
+
     def new(self, run_dir: str | os.PathLike[str] | None) -> Run:
         """Open a run that did not exist before."""
+        if self.in_sweep and config.section(self.plain, "sweep").skip_done:
+            self._skip_if_done()
         self._check_store(experiment_name(self.settings, self.plain, self.data))
         directory, moment = self._directory(run_dir)
         record = new_record(
@@ -207,7 +220,7 @@ class _Opening:
 
     def again(self, address: str) -> Run:
         """Open a run that has ended, or died, to go on from its newest whole checkpoint."""
-        if self.job is not None and self.job.sweep_job is not None:
+        if self.in_sweep:
             raise ConfigError(
                 f"resume={address}: expected a single run, found a sweep; resume its jobs one by one"
             )
@@ -316,6 +329,15 @@ class _Opening:
         directory = day.claim(self.outputs, moment)
         ranks.agree("run", str(directory))
         return directory, moment
+
+    def _skip_if_done(self) -> None:
+        sha256 = identity.config_sha256(redact(self.plain))
+        for run in reversed(catalog.list_runs(self.outputs)[0]):
+            if run.record["config_sha256"] == sha256 and run.status == "FINISHED":
+                metric = (run.record["monitor"] or {}).get("metric")
+                raise hydra_sweep.JobSkipped(
+                    f"done already by {run.address}", run.metrics.get(metric), str(run.directory)
+                )
 
     def _check_store(self, experiment: str) -> None:
         if self.uri is not None and ranks.is_main():

@@ -7,6 +7,7 @@ One number: about 30 ms, most of it git.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import secrets
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from daypoint import day, identity, provenance, redaction, store
+from daypoint import sweep as sweeps
 from daypoint.config import Tracking
+from daypoint.errors import DaypointError
 from daypoint.hydra_app import HydraJob
 
 
@@ -55,7 +58,11 @@ def new_record(
     config = redaction.redact(plain)
     sweep = None
     if job is not None and job.sweep_job is not None:
-        sweep = {"directory": str(directory.parent), "job": job.sweep_job}
+        sweep = {
+            "directory": str(directory.parent),
+            "job": job.sweep_job,
+            "uid": _sweep_uid(directory.parent),
+        }
     return {
         "format": identity.RUN_FORMAT,
         "uid": secrets.token_hex(8),
@@ -86,6 +93,13 @@ def new_record(
         "sweep": sweep,
         "attempts": [{**new_attempt(1, moment, job), "config_sha256": identity.config_sha256(config)}],
     }
+
+
+def _sweep_uid(directory: Path) -> str | None:
+    try:
+        return sweeps.read(directory)["uid"]
+    except DaypointError:
+        return None  # started by something that wrote no manifest
 
 
 def new_attempt(number: int, moment: datetime, job: HydraJob | None, from_step: int = 0) -> dict[str, Any]:
@@ -152,7 +166,10 @@ def _name(
     if sweep is None or job is None:
         return f"{day_tag}-{moment:%H%M%S} {what}".strip()
     when = Path(sweep["directory"]).name.removeprefix("sweep-").partition("-")[0]
-    overrides = ",".join(redaction.redact_overrides(job.overrides))
+    given = [text for text in redaction.redact_overrides(job.overrides) if not text.startswith("sweep.")]
+    with contextlib.suppress(DaypointError):  # without a manifest nothing is known of the other jobs
+        given = sweeps.varying(given, sweeps.read(Path(sweep["directory"])))
+    overrides = ",".join(given)
     return f"{day_tag}-{when}/{sweep['job']} {overrides or what}"[:250]
 
 

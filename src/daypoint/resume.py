@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from daypoint import catalog, config, hydra_app, identity
+from daypoint import catalog, config, hydra_app, hydra_sweep, identity
 from daypoint.errors import ConfigError
 from daypoint.redaction import HIDDEN
 
@@ -44,6 +44,7 @@ def resumed(cfg: DictConfig) -> DictConfig:
         AddressError: the address names no run, or more than one.
         ConfigError: the command line changes what cannot change in the middle of a training.
     """
+    hydra_sweep.check_job()
     address = cfg.get("resume")
     if address is None:
         return cfg

@@ -43,10 +43,10 @@ os.register_at_fork(after_in_child=_learn_process)
 
 
 class Terminated(SystemExit):
-    """SIGTERM, as an exception, so that the run can end properly; the exit code is the shell's 143."""
+    """SIGTERM, SIGUSR1 or SIGUSR2, as an exception, so that the run can end properly; the exit code is the shell's."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
 
 
 class Run:
@@ -157,6 +157,8 @@ class Run:
                 check_scalar(value, name, batch_size)
             self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
             return
+        if step is not None and "step" not in self._warned:
+            self._warn_of_step(step)
         self._recorder.log(metrics, step, batch_size)
         if self._console.has_bar:
             self._console.step(self._recorder)
@@ -388,6 +390,15 @@ class Run:
             f"run {self.address}: it has ended; log inside the `with daypoint.open_run(...)` block"
         )
 
+    def _warn_of_step(self, step: Any) -> None:
+        """Steps that go back: two batches at one step are one point in a chart, and a resume cannot tell them apart."""
+        if type(step) is int and 0 <= step < self._recorder.step:
+            self._warned.add("step")
+            self._console.warn(
+                f"step {step} comes after step {self._recorder.step - 1}: steps count over the whole run, not anew in every "
+                "epoch; leave step= out, or give the number of the batch in the run (said once)"
+            )
+
     def _on_nonfinite(self, name: str, value: float, step: int) -> None:
         policy = self._settings.on_nonfinite
         if policy == "stop":
@@ -497,11 +508,16 @@ class Run:
         """Wait, with a bound, until MLflow has everything; what to print about it."""
         if self._courier is None:
             return "off (tracking.enabled=false)"
-        outcome = self._courier.close_run(
-            self.directory,
-            self._settings.wait_seconds,
-            on_wait=lambda seconds: self._console.say(f"waiting for MLflow, {seconds:.0f} s at most …"),
-        )
+        try:
+            outcome = self._courier.close_run(
+                self.directory,
+                self._settings.wait_seconds,
+                on_wait=lambda seconds: self._console.say(
+                    f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
+                ),
+            )
+        except KeyboardInterrupt:  # the run has ended; only the waiting is given up
+            return f"being sent in the background; if that fails: daypoint sync {self._called}"
         if outcome.done:
             page = outcome.url or ""
             where = (
@@ -509,4 +525,9 @@ class Run:
             )
             return f"experiment {self._record['experiment']}, {where}"
         why = f" ({outcome.error})" if outcome.error else ""
-        return f"not everything is there yet{why}; send the rest with: daypoint sync {self._called}"
+        rows = (
+            f"{outcome.pending_rows:,} rows pending"
+            if outcome.pending_rows
+            else "not everything is there yet"
+        )
+        return f"{rows}{why}; send the rest with: daypoint sync {self._called}"
