@@ -508,6 +508,9 @@ class Run:
         """Wait, with a bound, until MLflow has everything; what to print about it."""
         if self._courier is None:
             return "off (tracking.enabled=false)"
+        if self._record["sweep"] is not None:  # the next job need not wait for it
+            self._courier.close_run(self.directory, 0.0)
+            return f"experiment {self._record['experiment']}, sent in the background"
         try:
             outcome = self._courier.close_run(
                 self.directory,
