@@ -39,6 +39,7 @@ ROOMS = [
         "delivery",
         "courier",
         "console",
+        "saver",
     ],
     ["run", "model", "catalog", "verify", "resume", "opening"],
     ["compare", "plots", "reproduce"],
