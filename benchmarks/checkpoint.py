@@ -77,8 +77,12 @@ def compare(contender: Contender) -> None:
     """What was written has to be what was saved, to the last bit."""
     found = contender.read()
     for name, tensor in contender.training.tensors().items():
-        if not torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)):
+        if not torch.equal(_bytes(found[name]), _bytes(tensor)):
             raise SystemExit(f"{contender.title}: {name} is not what was saved")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def rounds(layers: int, count: int, scratch: Path, chance: random.Random, say: Callable[[str], None]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import daypoint
 from daypoint import checkpoint
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is meant
 
 WIDTH = 1024
 Tensors = dict[str, torch.Tensor]
