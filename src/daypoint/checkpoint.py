@@ -32,6 +32,7 @@ from daypoint.shelf import Found, best, history, latest, move_pointers, prune, r
 if TYPE_CHECKING:
     import torch
 
+    from daypoint.packing import Spare
     from daypoint.snapshot import Snapshot
 
 __all__ = [
@@ -112,6 +113,7 @@ def take(
     parent: Mapping[str, Any] | None = None,
     gradients: bool = False,
     copy: bool = True,
+    spare: Spare | None = None,
 ) -> tuple[Snapshot, dict[str, Any]]:
     """The first half of `save`: what a checkpoint of this moment holds, for `write`.
 
@@ -124,6 +126,7 @@ def take(
         parent: `identity.reference` of the checkpoint that this training went on from.
         gradients: keep the gradients too, for a step in the middle of an accumulation.
         copy: False when it is written before training goes on.
+        spare: of an earlier snapshot, to be used again.
 
     Returns:
         The snapshot, and the card that will be sealed when the files are there.
@@ -133,7 +136,9 @@ def take(
     """
     from daypoint import snapshot
 
-    taken = snapshot.take(model, optimizer, scheduler, scaler, extra, gradients=gradients, copy=copy)
+    taken = snapshot.take(
+        model, optimizer, scheduler, scaler, extra, gradients=gradients, copy=copy, spare=spare
+    )
     card = identity.make_card(
         record,
         step=step,

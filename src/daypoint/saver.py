@@ -1,7 +1,7 @@
 """The saver: checkpoints of a live run, copied while training waits, written while it goes on.
 
 A thread writes; one write is under way at most, and a save that finds one waits for it before it copies, so there
-is one copy in memory at most. The thread touches files of the shelf and nothing else: what it has committed it leaves
+is one copy in memory at most. Its memory is kept for the next one until the run ends. The thread touches files of the shelf and nothing else: what it has committed it leaves
 in `written`, and the training thread enters that into the journal when it next comes by (`settle`). So a
 checkpoint's event is there only after its rename, and nobody but the training writes the journal. Failures are kept
 for whoever asks next, a save or the end.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from daypoint.errors import CheckpointError
 from daypoint.recorder import Recorder
 
 if TYPE_CHECKING:
+    from daypoint.packing import Spare
     from daypoint.snapshot import Snapshot
 
 SILENT_SECONDS = 2.0
@@ -51,6 +51,7 @@ class Saver:
         self._console = console
         self._failures: list[CheckpointError] = []
         self._target: Path | None = None
+        self._spare: Spare | None = None
         self._idle = threading.Event()
         self._idle.set()
         self._has_warned = False
@@ -94,14 +95,13 @@ class Saver:
             parent=parent,
             gradients=gradients,
             copy=not wait,
+            spare=self._spare,
         )
         self._target = self._files.checkpoint(card["step"])
-        owned = [taken]
-        del taken
         failed = len(self._failures)
         if wait:
             try:
-                self._write(owned, card)
+                self._write(taken, card)
             except CheckpointError as error:
                 self._failures.append(error)
             self.settle()
@@ -110,10 +110,10 @@ class Saver:
             self._idle.clear()
             try:
                 threading.Thread(
-                    target=self._write_aside, args=(owned, card), name="daypoint-save", daemon=True
+                    target=self._write_aside, args=(taken, card), name="daypoint-save", daemon=True
                 ).start()
             except RuntimeError:  # the system gives no more threads
-                self._write_aside(owned, card)
+                self._write_aside(taken, card)
         self._raise(failed)
         return self._target
 
@@ -147,6 +147,7 @@ class Saver:
         except BaseException:
             self._console.warn(f"{self._target}: not waited for; the checkpoint before it is whole")
             raise
+        self._spare = None
         self._raise(len(self._failures))
 
     def _metrics(self) -> dict[str, bool | int | float]:
@@ -159,20 +160,16 @@ class Saver:
             self._console.warn(f"monitor {metric!r}: no metric of that name was logged; there are {there}")
         return metrics
 
-    def _write(self, owned: list[Snapshot], card: dict[str, Any]) -> None:
-        """Write the checkpoint, its memory being given back as soon as it is on the disk."""
-        self.written.append((checkpoint.write(self._files, owned.pop(), card), card))
+    def _write(self, taken: Snapshot, card: dict[str, Any]) -> None:
+        self.written.append((checkpoint.write(self._files, taken, card), card))
         if self._record["keep"] is not None:
             shelf.prune(self._files, keep_last=self._record["keep"], keep_best=1)
 
-    def _write_aside(self, owned: list[Snapshot], card: dict[str, Any]) -> None:
+    def _write_aside(self, taken: Snapshot, card: dict[str, Any]) -> None:
         """`_write`, in the thread. Whatever goes wrong here is told by others."""
         try:
-            self._write(owned, card)
+            self._write(taken, card)
         except BaseException as error:
-            for one in (error, error.__cause__):
-                if one is not None:
-                    traceback.clear_frames(one.__traceback__)  # they hold the copy
             if not isinstance(error, CheckpointError):
                 what = f"{self._target}: cannot write the checkpoint: {type(error).__name__}: {error}"
                 failure = CheckpointError(f"{what}; earlier checkpoints are whole")
@@ -180,6 +177,7 @@ class Saver:
                 error = failure
             self._failures.append(error)
         finally:
+            self._spare = taken.spare()
             self._idle.set()
 
     def _raise(self, count: int) -> None:

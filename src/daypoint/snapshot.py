@@ -21,7 +21,7 @@ import orjson
 import torch
 
 from daypoint.errors import CheckpointError
-from daypoint.packing import host, pack, unpack
+from daypoint.packing import Spare, host, pack, unpack
 from daypoint.tensorfile import NATIVE
 
 _PACKED = "daypoint.packed"
@@ -46,6 +46,10 @@ class Snapshot:
     document: Any
     device: str | None = None
 
+    def spare(self) -> Spare:
+        """Its memory, for the next one, when this copy is needed no more."""
+        return Spare([*self.weights.values(), *self.tensors.values()])
+
 
 def take(
     model: torch.nn.Module,
@@ -56,6 +60,7 @@ def take(
     *,
     gradients: bool = False,
     copy: bool = True,
+    spare: Spare | None = None,
 ) -> Snapshot:
     """Take a snapshot. It consumes no random numbers.
 
@@ -64,21 +69,23 @@ def take(
         extra: more plain data, such as the position in the data.
         gradients: keep the gradients too, for a step in the middle of an accumulation.
         copy: False when it is written before training goes on.
+        spare: memory for the copies, as far as it fits.
 
     Raises:
         CheckpointError: something cannot be stored; names it.
     """
     names = clean_names(model)
+    spare = spare or Spare()
     weights: dict[str, torch.Tensor] = {}
     odd: dict[str, Any] = {}
     for key, value in model.state_dict().items():
         if isinstance(value, torch.Tensor) and value.dtype in NATIVE:
-            weights[names[key]] = host(value, f"model.{names[key]}", copy=copy)
+            weights[names[key]] = host(value, f"model.{names[key]}", copy=copy, spare=spare)
         else:
             odd[names[key]] = value
     metadata = {"format": "pt"}
     if odd:
-        tensors, document = pack(odd, "model", copy=copy)
+        tensors, document = pack(odd, "model", copy=copy, spare=spare)
         weights |= {f"{_PACKED}.{name}": tensor for name, tensor in tensors.items()}
         metadata[_PACKED] = orjson.dumps(document).decode()
 
@@ -99,7 +106,7 @@ def take(
             name: parameter.grad for name, parameter in parameters if parameter.grad is not None
         }
     state["extra"] = None if extra is None else dict(extra)
-    tensors, document = pack(state, copy=copy)
+    tensors, document = pack(state, copy=copy, spare=spare)
     device = next((str(parameter.device) for _, parameter in parameters), "cpu")
     return Snapshot(weights, metadata, tensors, document, device)
 
