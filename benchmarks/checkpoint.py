@@ -1,6 +1,6 @@
 """What a checkpoint costs a training: how long it waits, and how long until the disk has it; daypoint, its peers and the raw disk.
 
-    python benchmarks/checkpoint.py             100 MB and 1 GB; some minutes, 4 GB of memory, 3 GB of disk
+    python benchmarks/checkpoint.py             100 MB and 1 GB; some minutes, 6 GB of memory, 4 GB of disk
     python benchmarks/checkpoint.py --quick     12 MB, twice; for tests, its times mean little
 
 All in one process, interleaved: every round saves the same training once with every contender, in a new random order, on a disk that

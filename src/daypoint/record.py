@@ -2,7 +2,7 @@
 
 Reading and writing run.json is `identity`'s; this module only fills in the facts: code, versions, data,
 names. What git says it is given.
-One number: about 20 ms, most of it the versions of packages.
+One number: about 5 ms, most of it the versions of packages.
 """
 
 from __future__ import annotations
