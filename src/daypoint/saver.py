@@ -7,7 +7,8 @@ checkpoint's event is there only after its rename, and nobody but the training w
 for whoever asks next, a save or the end.
 
 It is a daemon thread: a process that is told twice to stop does not linger for it, and what it leaves
-unfinished is no checkpoint. This module knows no format and decides no end.
+unfinished is no checkpoint. This module knows no format and decides no end. One number: a checkpoint of 1 GB stops the
+training for 0.2 s, a quarter of the time that the disk takes (`benchmarks/results`).
 """
 
 from __future__ import annotations
