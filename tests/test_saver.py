@@ -316,6 +316,7 @@ def test_a_signal_stops_with_a_checkpoint_that_is_on_the_disk(open_run, disk):
     assert [e["step"] for e in events(run)] == [1]
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12: a fork beside threads
 def test_a_forked_child_neither_saves_nor_waits(open_run, disk):
     disk.free.clear()
     with open_run() as run:
