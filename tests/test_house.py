@@ -44,6 +44,7 @@ ROOMS = [
         "delivery",
         "courier",
         "console",
+        "saver",
     ],
     ["run", "catalog", "model", "verify", "resume", "opening"],
     ["compare", "plots", "reproduce"],

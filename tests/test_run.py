@@ -33,7 +33,8 @@ def train_log(run):
     return orjson.loads((run.directory / f"train_log_{run.day}.json").read_bytes())
 
 
-def test_a_run_leaves_the_layout_that_is_promised(cfg):
+def test_a_run_leaves_the_layout_that_is_promised(cfg, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a project in no repository
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with daypoint.open_run(cfg, monitor="loss") as run:

@@ -259,8 +259,9 @@ def test_log_config_and_record_are_artifacts_as_they_are_at_the_end(run):
             assert file.read() == path.read_bytes()
 
 
-def test_the_config_of_every_attempt_is_an_artifact(run):
-    again = run.files.config.with_stem(f"{run.files.config.stem}_attempt2")
+def test_the_config_of_every_attempt_is_an_artifact_and_its_uncommitted_code_is_not(run):
+    again = run.files.config_of(2)
+    run.files.uncommitted_diff(1).write_text("+print(2)")
     again.write_text("optimizer:\n  lr: 0.5\n")
     run.end()
     sent = ship(run)

@@ -35,6 +35,7 @@ from daypoint import (
     identity,
     journal,
     keys,
+    provenance,
     ranks,
     resume,
     shelf,
@@ -197,6 +198,7 @@ class _Opening:
             self._skip_if_done()
         self._check_store(experiment_name(self.settings, self.plain, self.data))
         directory, moment = self._directory(run_dir)
+        git, diff = self._code()
         record = new_record(
             directory=directory,
             moment=moment,
@@ -204,6 +206,7 @@ class _Opening:
             plain=self.plain,
             job=self.job,
             root=self.root,
+            git=git,
             uri=self.uri,
             data=self.data,
             monitor=self.monitor,
@@ -216,7 +219,7 @@ class _Opening:
         files = RunFiles(directory, record["day"])
         if not ranks.is_main():
             return Run(record, files, self.settings, self.plain, None, None, None, self.console)
-        return self._start(record, files, _claim(files), Replay(), None)
+        return self._start(record, files, _claim(files), Replay(), None, diff)
 
     def again(self, address: str) -> Run:
         """Open a run that has ended, or died, to go on from its newest whole checkpoint."""
@@ -249,13 +252,15 @@ class _Opening:
         spool.recover(files.spool, files.journal)
         record = identity.read_run(files.directory)
         moment = day.now(record["timezone"])
-        attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, from_step=step)
+        git, diff = self._code()
+        attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, git, from_step=step)
         attempt["config_sha256"] = identity.config_sha256(config_now)
         attempt["changes"] = {key: list(pair) for key, pair in changed.items()}
         record["attempts"].append(attempt)
         record.setdefault("first_config", record["config"])  # MLflow keeps the params of the first attempt
         record.update(
             status="RUNNING",
+            git=git,
             config=config_now,
             config_sha256=identity.config_sha256(config_now),
             keep=self.keep,
@@ -272,7 +277,7 @@ class _Opening:
         self.console.say(
             f"resuming at step {step}{was}" if checkpoints.path else f"no checkpoint yet: starting over{was}"
         )
-        return self._start(record, files, journal_now, state, checkpoints.path)
+        return self._start(record, files, journal_now, state, checkpoints.path, diff)
 
     def _start(
         self,
@@ -281,10 +286,10 @@ class _Opening:
         journal_now: Journal,
         state: Replay,
         source: Path | None,
+        diff: bytes,
     ) -> Run:
         """Write down that an attempt begins, and start everything that records it."""
         attempt = record["attempts"][-1]["number"]
-        suffix = "" if attempt == 1 else f"_attempt{attempt}"
         try:
             journal_now.append(
                 {
@@ -295,7 +300,9 @@ class _Opening:
                     "step": state.step,
                 }
             )
-            write_atomic(files.config.with_stem(files.config.stem + suffix), _yaml(record["config"]))
+            write_atomic(files.config_of(attempt), _yaml(record["config"]))
+            if record["git"]["diff_sha256"] is not None:
+                write_atomic(files.uncommitted_diff(attempt), diff)
             identity.write_run(files.directory, record)
             recorder = Recorder(journal_now, files, state)
         except OSError as error:
@@ -338,6 +345,13 @@ class _Opening:
                 raise hydra_sweep.JobSkipped(
                     f"done already by {run.address}", run.metrics.get(metric), str(run.directory)
                 )
+
+    def _code(self) -> tuple[dict[str, Any], bytes]:
+        """The state of the code, and what of it is not committed. Earlier runs are no code, wherever they lie."""
+        generated = list(provenance.GENERATED)
+        if self.outputs != self.root and self.outputs.is_relative_to(self.root):
+            generated.append(str(self.outputs.relative_to(self.root)))
+        return provenance.inspect(self.root, generated=generated)
 
     def _check_store(self, experiment: str) -> None:
         if self.uri is not None and ranks.is_main():

@@ -71,7 +71,7 @@ def git_state(
         diff_sha256: of what `uncommitted_diff` gives; None for a clean tree.
         reason: why something could not be told.
     """
-    return _inspect(root, generated, timeout_seconds)[0]
+    return inspect(root, generated=generated, timeout_seconds=timeout_seconds)[0]
 
 
 def uncommitted_diff(
@@ -82,10 +82,13 @@ def uncommitted_diff(
     An untracked file over 1 MiB, or named like a place for secrets (`.env`), is only named, with its size, in
     a line at the top. Empty for a clean tree, and when git cannot tell (`git_state` then has the reason).
     """
-    return _inspect(root, generated, timeout_seconds)[1]
+    return inspect(root, generated=generated, timeout_seconds=timeout_seconds)[1]
 
 
-def _inspect(root: Path, generated: Sequence[str], timeout_seconds: float) -> tuple[dict[str, Any], bytes]:
+def inspect(
+    root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
+) -> tuple[dict[str, Any], bytes]:
+    """`git_state` and `uncommitted_diff` of one moment, git being asked once. Never raises."""
     state: dict[str, Any] = {
         "commit": None,
         "branch": None,

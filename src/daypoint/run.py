@@ -28,6 +28,7 @@ from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt, message_of
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact_text
+from daypoint.saver import Saver
 from daypoint.scalar import check_scalar, to_step
 
 _process = os.getpid()
@@ -100,6 +101,8 @@ class Run:
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
         self._stopping: BaseException | None = None
+        self._saver = Saver(record, files, recorder, console) if recorder is not None else None
+        self._written = self._saver.written if self._saver is not None else ()
 
     # ------------------------------------------------------------ recording
 
@@ -159,6 +162,8 @@ class Run:
             return
         if step is not None and "step" not in self._warned:
             self._warn_of_step(step)
+        if self._written:
+            self._settle()
         self._recorder.log(metrics, step, batch_size)
         if self._console.has_bar:
             self._console.step(self._recorder)
@@ -174,6 +179,7 @@ class Run:
             for name, value in metrics.items():
                 check_scalar(value, name)
             return
+        self._settle()
         self._recorder.log_epoch(metrics)
         self._stop_if_asked()
 
@@ -300,60 +306,55 @@ class Run:
         return state.extra or {}
 
     def save(
-        self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None, **extra: Any
+        self,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        wait: bool = False,
+        **extra: Any,
     ) -> Path | None:
-        """Write a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
+        """Make a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
+
+        Everything is copied into the memory of the CPU; then this returns, and a thread writes the copy while
+        training goes on. One write is under way at most: a save that finds an earlier one unfinished waits for
+        it first. The end of the run waits for the last one. Until it is whole, a crash leaves the checkpoint
+        before it.
 
         Args:
             model: a torch module; `torch.compile` and DDP wrappings are taken off.
             optimizer, scheduler, scaler: whatever has a `state_dict`.
+            wait: return when the checkpoint is on the disk. Nothing is copied then.
             extra: more plain data or tensors to come back at a resume.
 
         Returns:
-            The checkpoint directory; None on other ranks than 0.
+            The checkpoint directory, which is there when the write is done; None on other ranks than 0.
 
         Raises:
-            CheckpointError: it could not be written; the previous one is untouched.
+            CheckpointError: something cannot be stored; or this checkpoint (with `wait`) or the one before it
+                could not be written. In the latter case this one is being written all the same. Other
+                checkpoints are untouched. What goes wrong with the last one is raised at the end of the run.
         """
         if self._ended or os.getpid() != self._process:
             self._refuse()
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._objects = {**given, **extra}
-        path = self._save(gradients=False)
+        path = self._save(wait)
         if self._stopping is not None:  # this is the checkpoint to stop with
             ending, self._stopping = self._stopping, None
             raise ending
         return path
 
-    def _save(self, gradients: bool) -> Path | None:
-        if self._recorder is None:
+    def _save(self, wait: bool = False, gradients: bool = False) -> Path | None:
+        if self._saver is None:
             return None
-        recorder = self._recorder
-        recorder.flush()
-        monitor = self._record["monitor"]["metric"] if self._record["monitor"] else None
-        metrics = recorder.checkpoint_metrics(monitor)
-        if monitor is not None and monitor not in recorder.latest and monitor not in self._warned:
-            self._warned.add(monitor)
-            there = ", ".join(recorder.latest) or "none"
-            self._console.warn(f"monitor {monitor!r}: no metric of that name was logged; there are {there}")
-        known = ("model", "optimizer", "scheduler", "scaler")
-        path = checkpoint.save(
-            self._files,
-            step=recorder.step,
-            epoch=recorder.epoch,
-            record=self._record,
-            attempt=len(self._record["attempts"]),
-            **{name: self._objects.get(name) for name in known},
-            extra={name: value for name, value in self._objects.items() if name not in known} or None,
-            metrics=metrics,
-            parent=self._parent,
-            gradients=gradients,
-        )
-        recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, metrics)
-        keep = self._record["keep"]
-        if keep is not None:
-            shelf.prune(self._files, keep_last=keep, keep_best=1)
-        return path
+        return self._saver.save(self._objects, self._parent, wait=wait, gradients=gradients)
+
+    def _settle(self) -> None:
+        """Enter the checkpoints that have been written meanwhile into the journal."""
+        if self._saver is not None:
+            self._saver.settle()
 
     def _stop(self, ending: BaseException) -> None:
         """A signal asks for the end: after the step if a checkpoint can be made there, else now."""
@@ -375,7 +376,7 @@ class Run:
         assert self._stopping is not None
         ending, self._stopping = self._stopping, None
         try:
-            self._save(gradients=True)
+            self._save(gradients=True)  # the end waits for it
         except CheckpointError as error:
             self._console.warn(str(error))
         raise ending
@@ -427,23 +428,27 @@ class Run:
             return
         failures: list[BaseException] = [self._left_error] if self._left_error else []
         self._console.stop()
-        recorder, journal = self._recorder, self._journal
-        if recorder is None or journal is None:
+        recorder, journal, saver = self._recorder, self._journal, self._saver
+        if recorder is None or journal is None or saver is None:
             self._ended = True
             return
 
         def attempt(action: Callable[[], object]) -> None:
             try:
                 action()
-            except (DaypointError, OSError) as failure:
+            except (DaypointError, OSError, KeyboardInterrupt, Terminated) as failure:
                 failures.append(failure)
 
+        self._objects = {}  # no signal asks for one more checkpoint
         attempt(recorder.finish)
         attempt(lambda: self._end_epoch(complete=False))
+        attempt(saver.finish)
+        attempt(saver.settle)
         self._ended = True
         attempt(recorder.write_train_log)
         if failures and status == "FINISHED":
-            status, error = "FAILED", failures[0]
+            error = failures[0]
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
         summary = (
             redact_text(": ".join(filter(None, (type(error).__name__, message_of(error)))))
             if error is not None
@@ -468,7 +473,11 @@ class Run:
         attempt(recorder.close)
         journal.close()
         self._tell_the_end(status, summary, recorder)
-        if failures and (error is None or error is failures[0]):
+        is_raised = bool(failures) and (error is None or error is failures[0])
+        for failure in failures[is_raised:]:
+            if isinstance(failure, Exception):
+                self._console.warn(str(failure))
+        if is_raised:
             raise failures[0]
 
     def _tell_the_end(self, status: str, summary: str | None, recorder: Recorder) -> None:

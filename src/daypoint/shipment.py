@@ -203,8 +203,9 @@ class Shipment:
     def _first_tags(self) -> dict[str, str]:
         """The tags that a run is created with. They are not written again: people edit the note."""
         record, address = self._record, self._address()
-        commit, dirty = record["git"]["commit"], record["git"]["dirty"]
-        argv = record["attempts"][0]["argv"]
+        first = record["attempts"][0]
+        git, argv = first.get("git", record["git"]), first["argv"]
+        commit, dirty = git["commit"], git["dirty"]
         sweep = record["sweep"]
         tags = {
             **{keys.mlflow_key(name): text for name, text in (record.get("tags") or {}).items()},
