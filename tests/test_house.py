@@ -43,7 +43,7 @@ ROOMS = [
         "console",
     ],
     ["run", "catalog", "model", "verify", "resume", "opening"],
-    ["compare", "plots", "reproduce"],
+    ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
@@ -62,7 +62,7 @@ FENCES = {
         "ranks",
         "shapes",
     },
-    "hydra": {"hydra_app", "reproduce"},
+    "hydra": {"hydra_app"},
 }
 
 

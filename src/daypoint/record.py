@@ -18,9 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from daypoint import day, identity, provenance, redaction, store
+from daypoint import day, files, identity, provenance, redaction, store
 from daypoint.config import Tracking
 from daypoint.hydra_app import HydraJob
+
+REPRODUCES_VARIABLE = "DAYPOINT_REPRODUCES"
+"""Tells a script that `daypoint reproduce` starts which run it runs again."""
 
 
 def new_record(
@@ -39,6 +42,7 @@ def new_record(
     device: str | None = None,
     references: dict[str, str] | None = None,
     filled: dict[str, str | None] | None = None,
+    reproduces: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of run.json at the start of a run.
 
@@ -50,6 +54,7 @@ def new_record(
         uri: the MLflow store, or None when tracking is off.
         references, filled: which values of the config followed others, or were put in by the program; a
             resume needs it.
+        reproduces: the run that is run again, see `reproduced`.
     """
     day_tag = _day_of(directory, root / settings.outputs, moment)
     config = redaction.redact(plain)
@@ -68,6 +73,7 @@ def new_record(
         "host": socket.gethostname(),
         "user": _user(),
         "device": device,
+        "threads": _threads(),
         "root": str(root),
         "experiment": experiment_name(settings, plain, data),
         "tracking_uri": uri,
@@ -84,6 +90,7 @@ def new_record(
         "filled": filled or {},
         "choices": job.choices if job is not None else {},
         "sweep": sweep,
+        "reproduces": reproduces,
         "attempts": [{**new_attempt(1, moment, job), "config_sha256": identity.config_sha256(config)}],
     }
 
@@ -100,10 +107,20 @@ def new_attempt(number: int, moment: datetime, job: HydraJob | None, from_step: 
         "host": socket.gethostname(),
         "argv": redaction.redact_overrides([_text(argument) for argument in sys.argv]),
         "overrides": redaction.redact_overrides([_text(item) for item in job.overrides] if job else []),
+        "cwd": _text(os.getcwd()),
+        "module": getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None),
         "from_step": from_step,
         "changes": {},
         "error": None,
     }
+
+
+def reproduced() -> dict[str, Any] | None:
+    """Which run this process runs again, as `daypoint reproduce` tells it: `uid`, `day`, `address`, `card_sha256` and
+    `batches`, after how many the run ends; None in a run of its own.
+    """
+    told = os.environ.get(REPRODUCES_VARIABLE)
+    return files.loads(told) if told else None
 
 
 def close_attempt(
@@ -201,6 +218,12 @@ def _traceback(error: BaseException) -> str:
 def _text(text: str) -> str:
     """Text that JSON can hold: bytes of a command line that are no UTF-8 are written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _threads() -> int | None:
+    """How many threads torch computes with; sums come out differently with another number."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else None
 
 
 def _user() -> str | None:
