@@ -41,6 +41,8 @@ def _codes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def code_differs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two states of the code, from `provenance.git_state`, in words."""
+    if before["commit"] is None and after["commit"] is None:
+        return []  # nobody can tell
     if before["commit"] is None or after["commit"] is None:
         why = before["reason"] if before["commit"] is None else after["reason"]
         return [f"code: which it was cannot be told ({why})"]

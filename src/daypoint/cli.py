@@ -282,6 +282,8 @@ def reproduce(
         print(f"\n{original.address} and {made.address}")
         if planned.batches is not None:
             print(f"compared: the first {planned.batches} batches ({planned.why})")
+        if made.status != "FINISHED":
+            print(f"the other run was {made.status} after {made.steps} steps")
         for line in equality.report(result):
             print(line)
     raise typer.Exit(0 if result.identical else 1)

@@ -255,17 +255,17 @@ def report(found: Equality) -> list[str]:
     if found.identical:
         return lines
     if found.reasons:
-        return [
-            *lines,
-            "what differs between the records, any of which may be why:",
-            *(f"  {r}" for r in found.reasons),
-        ]
-    hint = f" ({', '.join(found.different)}: if that measures time, --ignore it)" if found.different else ""
-    return [
-        *lines,
-        "the records are the same (config, code, data, device, threads, versions): the training itself does not repeat, such as "
-        f"random numbers without a seed, or kernels that add in any order{hint}",
-    ]
+        lines.append("what differs between the records, any of which may be why:")
+        lines += [f"  {reason}" for reason in found.reasons]
+    else:
+        lines.append(
+            "the records are the same (config, data, device, threads, versions, and code as far as git knows it): the training "
+            "itself does not repeat, such as random numbers without a seed, or kernels that add in any order"
+        )
+    same_training = bool(found.weights) and all(found.weights.values())
+    if found.different and (same_training or not found.reasons):
+        lines.append(f"metrics that measure time never repeat: --ignore {' --ignore '.join(found.different)}")
+    return lines
 
 
 def _weights_line(weights: Mapping[str, bool]) -> str:
