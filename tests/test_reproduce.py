@@ -177,6 +177,22 @@ def test_a_reproduction_can_be_reproduced(app):
     assert newest(app).record["reproduces"]["uid"] == made.record["uid"]
 
 
+def test_what_a_job_of_a_sweep_draws_does_not_hang_on_the_jobs_before_it(app):
+    app.python("app.py", "-m", "scale=0.5,0.6")
+    first, second = (catalog.read(directory, app.outputs) for directory in app.runs())
+    for job in (first, second):
+        assert "identical" in reproduce(app, job.address).stdout
+    reproduce(app, first.address, "--against", second.address, code=1)
+
+
+def test_classes_of_the_project_may_be_named_if_its_pyproject_lists_them(app):
+    (app.root / "mine.py").write_text("class Net: pass\n")
+    run = original(app, "+model._target_=mine.Net")
+    assert 'allow = ["mine.Net"]' in reproduce(app, run.address, code=2).stderr
+    (app.root / "pyproject.toml").write_text('[tool.daypoint]\nallow = ["mine"]\n')
+    assert "identical" in reproduce(app, run.address).stdout
+
+
 # ---------------------------------------------------------------- what differs
 
 
@@ -457,6 +473,15 @@ def test_a_run_that_was_killed_and_resumed_is_equal_as_a_whole(project):
     done = reproduce(project, run.address)
     assert re.search(r"identical: 920 batches", done.stdout)
     assert "weights: identical in" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_training_of_several_ranks_is_reproduced_with_as_many(app):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    app.python(*torchrun, "app.py")
+    run = newest(app)
+    assert "identical: 6 batches" in reproduce(app, run.address, "--steps", "6").stdout
+    assert newest(app).record["ranks"] == 2
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def between(
         found.append("code: the original was resumed with other code than it began with")
     data = [record.get("data") or {} for record in (before, after)]
     found += _differs("data", data, ("name", "rows", "fingerprint"))
-    found += _differs("", [before, after], ("device", "threads", "host"))
+    found += _differs("", [before, after], ("device", "ranks", "threads", "host"))
     versions = [record.get("versions") or {} for record in (before, after)]
     found += _differs("versions", versions, tuple({**versions[0], **versions[1]}))
     return found

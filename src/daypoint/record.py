@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from daypoint import day, files, identity, provenance, redaction, store
+from daypoint import day, files, identity, provenance, ranks, redaction, store
 from daypoint.config import Tracking
 from daypoint.hydra_app import HydraJob
 
@@ -74,6 +74,7 @@ def new_record(
         "user": _user(),
         "device": device,
         "threads": _threads(),
+        "ranks": ranks.count(),
         "root": str(root),
         "experiment": experiment_name(settings, plain, data),
         "tracking_uri": uri,

@@ -208,7 +208,7 @@ def run_again(
     environment[REPRODUCES_VARIABLE] = files.dumps(told, indent=False).decode().strip()
     with tempfile.TemporaryDirectory(prefix="daypoint-") as place:
         Path(place, "frozen.yaml").write_bytes(frozen.to_yaml(cfg, directory))
-        command = [*script.command, "--config-path", place, "--config-name", "frozen", *overrides]
+        command = [*script.training_command, "--config-path", place, "--config-name", "frozen", *overrides]
         code = _wait(subprocess.Popen(command, cwd=script.directory, env=environment, stdout=stdout))
     if not day.is_run(directory):
         for empty in (directory, directory.parent):

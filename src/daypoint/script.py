@@ -31,21 +31,42 @@ class Script:
 
     Attributes:
         root: the project.
-        command: the beginning of the command line.
+        path: the file.
+        module: its name, if it was started with `python -m`.
         directory: where to start it.
+        ranks: in how many processes; with several, `torchrun` starts them on this machine.
     """
 
     root: Path
-    command: list[str]
+    path: Path
+    module: str | None
     directory: Path
+    ranks: int
+
+    @property
+    def command(self) -> list[str]:
+        """The beginning of the command line."""
+        return [sys.executable, *self._what]
+
+    @property
+    def training_command(self) -> list[str]:
+        """The same, for all ranks."""
+        if self.ranks == 1:
+            return self.command
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
+        return [sys.executable, *torchrun, *self._what]
+
+    @property
+    def _what(self) -> list[str]:
+        return ["-m", self.module] if self.module is not None else [str(self.path)]
 
     @property
     def imports_from(self) -> Path:
         """What Python puts first on its path."""
-        return self.directory if self.command[1] == "-m" else Path(self.command[1]).parent
+        return self.directory if self.module is not None else self.path.parent
 
     def __str__(self) -> str:
-        return " ".join(["python", *self.command[1:]])
+        return " ".join(["python", *self._what])
 
 
 def find(run: StoredRun, outputs: Path, given: Path | None = None) -> Script:
@@ -85,12 +106,13 @@ def find(run: StoredRun, outputs: Path, given: Path | None = None) -> Script:
         path, module = root / inside, first.get("module")
     place = _below(started_in, Path(record["root"]))
     directory = root / place if place is not None else started_in
-    command = [sys.executable, str(path)]
     # Python looks for a module in the working directory first, so that must be the project's too.
     parts = tuple((module or "").split("."))
-    if module is not None and place is not None and path.with_suffix("").parts[-len(parts) :] == parts:
-        command = [sys.executable, "-m", module]
-    return Script(root, command, directory if directory.is_dir() else root)
+    if place is None or path.with_suffix("").parts[-len(parts) :] != parts:
+        module = None
+    return Script(
+        root, path, module, directory if directory.is_dir() else root, int(record.get("ranks") or 1)
+    )
 
 
 def _below(path: Path, parent: Path) -> Path | None:
