@@ -11,7 +11,7 @@ import time
 import pytest
 from conftest import make_project
 
-from daypoint import catalog, files, identity, model
+from daypoint import catalog, files, identity, model, provenance
 from daypoint.errors import AddressError
 
 # A training in miniature, with nothing of train.py's: any script will do whose config Hydra composes.
@@ -220,6 +220,7 @@ def test_uncommitted_changes_are_named_too(app):
     (app.root / "app.py").write_text(APP.replace("cfg.seed", "cfg.seed + 1"))
     done = reproduce(app, run.address, code=1)
     assert "warning: code: uncommitted changes were none, now those with sha256" in done.stderr
+    assert "to have it as it was: git stash -u" in done.stderr
     assert "uncommitted changes were none, now" in done.stdout
 
 
@@ -236,6 +237,21 @@ def test_a_metric_that_measures_time_is_left_out_on_request_only(app):
     assert "metrics that measure time never repeat: --ignore noise" in done.stdout
     done = reproduce(app, run.address, "--ignore", "noise")
     assert "not compared: noise, 10 values" in done.stdout
+
+
+def test_saved_uncommitted_changes_are_offered_for_git_apply(app):
+    git(app, "init", "-q")
+    git(app, "add", "app.py", "conf", "pyproject.toml")
+    git(app, "commit", "-qm", "first")
+    (app.root / "app.py").write_text(APP.replace("cfg.seed", "cfg.seed + 1"))
+    run = original(app)
+    run.files.uncommitted_diff().write_bytes(provenance.uncommitted_diff(app.root))
+    git(app, "checkout", "app.py")
+    done = reproduce(app, run.address, code=1)
+    assert f"git apply {run.files.uncommitted_diff()}" in done.stderr
+    git(app, "apply", str(run.files.uncommitted_diff()))
+    done = reproduce(app, run.address)
+    assert "warning" not in done.stderr
 
 
 # ---------------------------------------------------------------- how much is compared

@@ -165,7 +165,7 @@ def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
     lines = causes.code_differs(before, now)
     if not lines:
         return []
-    todo = []
+    todo = ["git stash -u"] if now["diff_sha256"] not in (None, before["diff_sha256"]) else []
     if before["commit"] != now["commit"]:
         todo.append(f"git checkout {before['commit']}")
     if before["diff_sha256"] != now["diff_sha256"] and (diff := run.files.uncommitted_diff()).is_file():
