@@ -1,5 +1,6 @@
 """Settings and configs: one clear message for what cannot work, plain data for what can."""
 
+import itertools
 import math
 
 import pytest
@@ -113,3 +114,12 @@ def test_fill_refuses_what_contradicts_the_config():
 def test_a_tag_that_is_not_the_users_own_is_refused(name):
     with pytest.raises(ConfigError, match=r"tracking\.tags: expected names of your own"):
         config.section({"tracking": {"tags": {name: "x"}}}, "tracking")
+
+
+def test_no_text_is_evaluated_whatever_stands_before_its_interpolation(monkeypatch):
+    monkeypatch.setenv("TOKEN", "hunter2")
+    pieces = ("\\", "${oc.env:TOKEN}", "${", "}", "$", "{", "a", " ", ":")
+    for length in range(1, 5):
+        texts = ["".join(chosen) for chosen in itertools.product(pieces, repeat=length)]
+        read = OmegaConf.create(config.to_yaml(config.escaped({"texts": texts})).decode())
+        assert OmegaConf.to_container(read, resolve=True)["texts"] == texts

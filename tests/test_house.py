@@ -47,7 +47,7 @@ ROOMS = [
         "saver",
     ],
     ["run", "catalog", "model", "verify", "resume", "opening"],
-    ["compare", "plots", "reproduce"],
+    ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
@@ -66,7 +66,7 @@ FENCES = {
         "ranks",
         "shapes",
     },
-    "hydra": {"hydra_sweep", "hydra_app", "reproduce"},
+    "hydra": {"hydra_sweep", "hydra_app"},
 }
 
 

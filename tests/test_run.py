@@ -509,3 +509,11 @@ def test_text_in_the_config_file_stays_text(cfg, text):
     with daypoint.open_run({**cfg, "text": text}) as run:
         pass
     assert OmegaConf.load(run.directory / f"config_{run.day}.yaml").text == text
+
+
+def test_ending_after_so_many_batches_costs_other_runs_nothing(tmp_path):
+    cfg = {"tracking": {"enabled": False, "outputs": str(tmp_path)}}
+    with daypoint.open_run(cfg, quiet=True) as run:
+        assert "log" not in vars(run)
+        run.log(loss=1.0)
+    assert identity.read_run(run.directory)["reproduces"] is None

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 
 from daypoint import (
@@ -50,7 +48,7 @@ from daypoint.ending import ending_of
 from daypoint.errors import CheckpointError, ConfigError, RunError
 from daypoint.files import write_atomic
 from daypoint.journal import Journal
-from daypoint.record import experiment_name, new_attempt, new_record
+from daypoint.record import experiment_name, new_attempt, new_record, reproduced
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact
 from daypoint.replay import Replay, replay
@@ -101,6 +99,12 @@ def open_run(
                 "run_dir, resume: expected one of them, found both; a resumed run has its directory"
             )
         run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
+    if (
+        (told := run._record.get("reproduces")) is not None
+        and told["batches"] is not None
+        and address is None
+    ):
+        run._end_after(told["batches"])
     with _signals(run):
         try:
             run._announce()
@@ -215,6 +219,7 @@ class _Opening:
             device=self.device,
             references=self.references,
             filled=self.filled,
+            reproduces=reproduced(),
         )
         files = RunFiles(directory, record["day"])
         if not ranks.is_main():
@@ -300,7 +305,7 @@ class _Opening:
                     "step": state.step,
                 }
             )
-            write_atomic(files.config_of(attempt), _yaml(record["config"]))
+            write_atomic(files.config_of(attempt), config.to_yaml(config.escaped(record["config"])))
             if record["git"]["diff_sha256"] is not None:
                 write_atomic(files.uncommitted_diff(attempt), diff)
             identity.write_run(files.directory, record)
@@ -384,23 +389,3 @@ def _claim(files: RunFiles) -> Journal:
             f"{error.filename or files.directory}: cannot write the run directory: {error.strerror}; "
             "set tracking.outputs to a directory that can be written"
         ) from error
-
-
-def _yaml(plain: Mapping[str, Any]) -> bytes:
-    """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is
-    text.
-    """
-    text = yaml.dump(config.escaped(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text.encode()
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every text that a YAML reader might take for a number or a date, or whose characters it might change."""
-
-
-def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    is_plain = text.isprintable() and not re.match(r"[-+.\d]", text)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
-
-
-_Dumper.add_representer(str, _quoted)

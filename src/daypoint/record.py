@@ -19,11 +19,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from daypoint import day, identity, provenance, redaction, store
+from daypoint import day, files, identity, provenance, ranks, redaction, store
 from daypoint import sweep as sweeps
 from daypoint.config import Tracking
 from daypoint.errors import DaypointError
 from daypoint.hydra_app import HydraJob
+
+REPRODUCES_VARIABLE = "DAYPOINT_REPRODUCES"
+"""Tells a script that `daypoint reproduce` starts which run it runs again."""
 
 
 def new_record(
@@ -43,6 +46,7 @@ def new_record(
     device: str | None = None,
     references: dict[str, str] | None = None,
     filled: dict[str, str | None] | None = None,
+    reproduces: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of run.json at the start of a run.
 
@@ -55,6 +59,7 @@ def new_record(
         uri: the MLflow store, or None when tracking is off.
         references, filled: which values of the config followed others, or were put in by the program; a
             resume needs it.
+        reproduces: the run that is run again, see `reproduced`.
     """
     day_tag = _day_of(directory, root / settings.outputs, moment)
     config = redaction.redact(plain)
@@ -77,6 +82,8 @@ def new_record(
         "host": socket.gethostname(),
         "user": _user(),
         "device": device,
+        "threads": _threads(),
+        "ranks": ranks.count(),
         "root": str(root),
         "experiment": experiment_name(settings, plain, data),
         "tracking_uri": uri,
@@ -93,6 +100,7 @@ def new_record(
         "filled": filled or {},
         "choices": job.choices if job is not None else {},
         "sweep": sweep,
+        "reproduces": reproduces,
         "attempts": [{**new_attempt(1, moment, job, git), "config_sha256": identity.config_sha256(config)}],
     }
 
@@ -119,10 +127,20 @@ def new_attempt(
         "argv": redaction.redact_overrides([_text(argument) for argument in sys.argv]),
         "overrides": redaction.redact_overrides([_text(item) for item in job.overrides] if job else []),
         "git": git,
+        "cwd": _text(os.getcwd()),
+        "module": getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None),
         "from_step": from_step,
         "changes": {},
         "error": None,
     }
+
+
+def reproduced() -> dict[str, Any] | None:
+    """Which run this process runs again, as `daypoint reproduce` tells it: `uid`, `day`, `address`, `card_sha256` and
+    `batches`, after how many the run ends; None in a run of its own.
+    """
+    told = os.environ.get(REPRODUCES_VARIABLE)
+    return files.loads(told) if told else None
 
 
 def close_attempt(
@@ -223,6 +241,12 @@ def _traceback(error: BaseException) -> str:
 def _text(text: str) -> str:
     """Text that JSON can hold: bytes of a command line that are no UTF-8 are written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _threads() -> int | None:
+    """How many threads torch computes with; sums come out differently with another number."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else None
 
 
 def _user() -> str | None:

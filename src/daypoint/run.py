@@ -10,6 +10,7 @@ microsecond.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -169,6 +170,20 @@ class Run:
             self._console.step(self._recorder)
         if self._stopping is not None:
             self._stop_here()
+
+    def _end_after(self, batches: int) -> None:
+        """Have the run end well with so many batches, for `daypoint reproduce`. Others pay nothing for it.
+
+        It ends when the next one would be recorded, so that what follows the last one (an epoch's end, a checkpoint) is there.
+        """
+        log, count = self.log, itertools.count(1)
+
+        def log_or_end(*metrics: Any, **options: Any) -> None:
+            if next(count) > batches:
+                raise SystemExit(0)
+            log(*metrics, **options)
+
+        self.log = log_or_end  # type: ignore[method-assign]
 
     def log_epoch(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""

@@ -222,6 +222,7 @@ class Shipment:
             "daypoint.uid": record["uid"],
             "daypoint.run": address,
             "daypoint.directory": str(self.directory),
+            "daypoint.reproduces": (record.get("reproduces") or {}).get("address"),
             "daypoint.sweep": f"{Path(sweep['directory']).name}/{sweep['job']}" if sweep else None,
             "daypoint.status": "RUNNING",
         }
