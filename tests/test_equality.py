@@ -163,15 +163,15 @@ def test_every_cause_is_named_with_both_values(record):
     before = record({"loss": 1.0}, cfg={"lr": 0.1}).record
     before = {
         **before,
-        "git": git,
         "device": "cuda:0",
         "threads": 4,
         "data": {"name": "d", "fingerprint": "f1"},
+        "attempts": [{**before["attempts"][0], "git": git}],
     }
     after = {
         **before,
         "config": {"lr": 0.2},
-        "git": {**git, "commit": "b" * 40, "diff_sha256": "d" * 64},
+        "attempts": [{**before["attempts"][0], "git": {**git, "commit": "b" * 40, "diff_sha256": "d" * 64}}],
         "device": "cpu",
         "threads": 2,
         "host": "elsewhere",

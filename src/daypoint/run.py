@@ -9,6 +9,7 @@ microsecond.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 from daypoint import checkpoint, config, day, identity, shelf, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
-from daypoint.courier import Courier
+from daypoint.courier import Courier, Outcome
 from daypoint.day import RunFiles
 from daypoint.errors import CheckpointError, DaypointError, RunError
 from daypoint.journal import Journal
@@ -42,6 +43,27 @@ def _learn_process() -> None:
 
 
 os.register_at_fork(after_in_child=_learn_process)
+
+
+_sent_in_background: dict[Path, Run] = {}
+"""Jobs of a sweep that ended in this process."""
+
+
+@atexit.register
+def _wait_for_mlflow() -> None:
+    """At the end of a sweep's process, wait for all of its jobs together as long as for a single run."""
+    runs = [run for run in _sent_in_background.values() if run._process == os.getpid()]
+    if not runs:
+        return
+    seconds = runs[-1]._settings.wait_seconds
+    deadline = time.monotonic() + seconds
+    missing = [run for run in runs if not run._is_delivered(max(0.0, deadline - time.monotonic()))]
+    text = f"everything of {len(runs)} jobs is there"
+    if missing:
+        text = (
+            f"{len(missing)} of {len(runs)} jobs are not there yet; send the rest with: daypoint sync today"
+        )
+    runs[-1]._console.say(f"mlflow: {text}")
 
 
 class Terminated(SystemExit):
@@ -534,15 +556,10 @@ class Run:
             return "off (tracking.enabled=false)"
         if self._record["sweep"] is not None:  # the next job need not wait for it
             self._courier.close_run(self.directory, 0.0)
+            _sent_in_background[self.directory] = self
             return f"experiment {self._record['experiment']}, sent in the background"
         try:
-            outcome = self._courier.close_run(
-                self.directory,
-                self._settings.wait_seconds,
-                on_wait=lambda seconds: self._console.say(
-                    f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
-                ),
-            )
+            outcome = self._close(self._settings.wait_seconds)
         except KeyboardInterrupt:  # the run has ended; only the waiting is given up
             return f"being sent in the background; if that fails: daypoint sync {self._called}"
         if outcome.done:
@@ -558,3 +575,19 @@ class Run:
             else "not everything is there yet"
         )
         return f"{rows}{why}; send the rest with: daypoint sync {self._called}"
+
+    def _close(self, wait_seconds: float) -> Outcome:
+        assert self._courier is not None
+        return self._courier.close_run(
+            self.directory,
+            wait_seconds,
+            on_wait=lambda seconds: self._console.say(
+                f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
+            ),
+        )
+
+    def _is_delivered(self, wait_seconds: float) -> bool:
+        try:
+            return self._close(wait_seconds).done
+        except KeyboardInterrupt:
+            return False
