@@ -38,6 +38,7 @@ def test_a_setting_of_the_wrong_type_is_named():
         ("trainer", "clip_norm", 0.0, r"trainer\.clip_norm"),
         ("tracking", "on_nonfinite", "ignore", r"tracking\.on_nonfinite: expected record, warn or stop"),
         ("tracking", "wait_seconds", -1.0, r"tracking\.wait_seconds"),
+        ("tracking", "wait_seconds", math.nan, r"tracking\.wait_seconds"),
         ("tracking", "timezone", "Mars", r"tracking\.timezone"),
         ("tracking", "experiment", "", r"tracking\.experiment: expected 1 to 500 characters, found 0"),
         (

@@ -156,6 +156,19 @@ def test_large_files_and_places_for_secrets_are_named_but_not_included(repositor
     assert git_state(repository)["dirty"] is True
 
 
+def test_a_password_in_a_file_of_settings_is_hidden_and_the_diff_still_applies(repository, tmp_path):
+    (repository / "db.yaml").write_text("host: h\npassword: hunter2\n")
+    (repository / "train.py").write_text("password = 'read from stdin'\n")
+    diff = uncommitted_diff(repository)
+    assert b"hunter2" not in diff
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    (tmp_path / "diff").write_bytes(diff)
+    git(clone, "apply", str(tmp_path / "diff"))
+    assert (clone / "db.yaml").read_text() == "host: h\npassword: ***\n"
+    assert (clone / "train.py").read_text() == "password = 'read from stdin'\n"
+
+
 def test_a_repository_inside_the_project_is_left_alone(repository):
     inner = repository / "inner"
     inner.mkdir()

@@ -336,7 +336,11 @@ def test_a_file_store_is_refused_with_the_uri_to_use_instead(cfg, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_secret_reaches_no_file(cfg):
+def test_a_secret_reaches_no_file(cfg, tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(
+        tmp_path
+    )  # the uncommitted changes of another project, such as this file, are none of its
     with daypoint.open_run(
         {**cfg, "db": {"password": "TOPSECRET"}, "url": "http://me:TOPSECRET@host/x"}
     ) as run:
@@ -517,3 +521,15 @@ def test_ending_after_so_many_batches_costs_other_runs_nothing(tmp_path):
         assert "log" not in vars(run)
         run.log(loss=1.0)
     assert identity.read_run(run.directory)["reproduces"] is None
+
+
+def test_a_value_without_a_name_is_refused_with_the_way_to_name_it(cfg):
+    with daypoint.open_run(cfg) as run:
+        for log in (run.log, run.log_epoch):
+            with pytest.raises(
+                ScalarError,
+                match=r"log: expected scalars by name, found Tensor; name it: run\.log\(loss=loss\)",
+            ):
+                log(torch.tensor(1.0))
+        run.log(loss=1.0)
+    assert len(events(run, "batch")) == 1

@@ -56,7 +56,7 @@ class Tracking:
             raise ConfigError(
                 f"tracking.on_nonfinite: expected record, warn or stop, found {self.on_nonfinite!r}"
             )
-        if self.wait_seconds < 0:
+        if not self.wait_seconds >= 0:
             raise ConfigError(f"tracking.wait_seconds: expected seconds >= 0, found {self.wait_seconds}")
         if self.experiment is not None and not 0 < len(self.experiment) <= 500:
             raise ConfigError(

@@ -24,7 +24,7 @@ from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
 from daypoint.courier import Courier, Outcome
 from daypoint.day import RunFiles
-from daypoint.errors import CheckpointError, DaypointError, RunError
+from daypoint.errors import CheckpointError, DaypointError, RunError, ScalarError
 from daypoint.journal import Journal
 from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt, message_of
@@ -64,6 +64,14 @@ def _wait_for_mlflow() -> None:
             f"{len(missing)} of {len(runs)} jobs are not there yet; send the rest with: daypoint sync today"
         )
     runs[-1]._console.say(f"mlflow: {text}")
+
+
+def _mapping(metrics: Any) -> Mapping[str, Any]:
+    if isinstance(metrics, Mapping):
+        return metrics
+    raise ScalarError(
+        f"log: expected scalars by name, found {type(metrics).__name__}; name it: run.log(loss=loss), or run.log({{'loss': loss}})"
+    )
 
 
 class Terminated(SystemExit):
@@ -176,8 +184,8 @@ class Run:
             self._refuse()
         if metrics is None:
             metrics = named
-        elif named:
-            metrics = {**metrics, **named}
+        elif type(metrics) is not dict or named:
+            metrics = {**_mapping(metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
                 check_scalar(value, name, batch_size)
@@ -211,7 +219,7 @@ class Run:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""
         if self._ended or os.getpid() != self._process:
             self._refuse()
-        metrics = {**(metrics or {}), **named}
+        metrics = {**_mapping({} if metrics is None else metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
                 check_scalar(value, name)
