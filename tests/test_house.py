@@ -38,6 +38,7 @@ ROOMS = [
         "checkpoint",
         "rebuild",
         "fold",
+        "note",
         "parent",
         "shipment",
         "sync",
