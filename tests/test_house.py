@@ -47,7 +47,7 @@ ROOMS = [
         "console",
         "saver",
     ],
-    ["run", "catalog", "model", "verify", "resume", "opening"],
+    ["closing", "run", "catalog", "model", "verify", "resume", "opening"],
     ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce"],
     ["cli"],
 ]

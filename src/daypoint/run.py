@@ -9,7 +9,6 @@ microsecond.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -19,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from daypoint import checkpoint, config, day, identity, shelf, store
+from daypoint import checkpoint, config, day, identity
+from daypoint.closing import Closing
 from daypoint.config import Tracking
-from daypoint.console import RunConsole, number
-from daypoint.courier import Courier, Outcome
+from daypoint.console import RunConsole
+from daypoint.courier import Courier
 from daypoint.day import RunFiles
 from daypoint.errors import CheckpointError, DaypointError, RunError, ScalarError
 from daypoint.journal import Journal
@@ -43,27 +43,6 @@ def _learn_process() -> None:
 
 
 os.register_at_fork(after_in_child=_learn_process)
-
-
-_sent_in_background: dict[Path, Run] = {}
-"""Jobs of a sweep that ended in this process."""
-
-
-@atexit.register
-def _wait_for_mlflow() -> None:
-    """At the end of a sweep's process, wait for all of its jobs together as long as for a single run."""
-    runs = [run for run in _sent_in_background.values() if run._process == os.getpid()]
-    if not runs:
-        return
-    seconds = runs[-1]._settings.wait_seconds
-    deadline = time.monotonic() + seconds
-    missing = [run for run in runs if not run._is_delivered(max(0.0, deadline - time.monotonic()))]
-    text = f"everything of {len(runs)} jobs is there"
-    if missing:
-        text = (
-            f"{len(missing)} of {len(runs)} jobs are not there yet; send the rest with: daypoint sync today"
-        )
-    runs[-1]._console.say(f"mlflow: {text}")
 
 
 def _mapping(metrics: Any) -> Mapping[str, Any]:
@@ -517,85 +496,11 @@ class Run:
         attempt(lambda: identity.write_run(self.directory, self._record))
         attempt(recorder.close)
         journal.close()
-        self._tell_the_end(status, summary, recorder)
+        closing = Closing(self._files, self._record, self._settings, self._courier, self._console)
+        closing.say(status, summary, recorder.step, recorder.latest)
         is_raised = bool(failures) and (error is None or error is failures[0])
         for failure in failures[is_raised:]:
             if isinstance(failure, Exception):
                 self._console.warn(str(failure))
         if is_raised:
             raise failures[0]
-
-    def _tell_the_end(self, status: str, summary: str | None, recorder: Recorder) -> None:
-        seconds = self._record["attempts"][-1]["seconds"]
-        rows = [
-            ("run", str(self.directory)),
-            ("status", f"{status}, {recorder.step} steps in {seconds:.1f} s"),
-        ]
-        if summary:
-            rows.append(("error", summary.splitlines()[0][:300]))
-        if recorder.latest:
-            metrics = "  ".join(f"{name} {number(value)}" for name, value in recorder.latest.items())
-            rows.append(("metrics", metrics))
-        if best := shelf.best(self._files):
-            rows.append(("best", str(best.relative_to(self.directory))))
-        rows.append(("mlflow", self._deliver()))
-        commands = [
-            (f"daypoint show {self._called}", "epochs, checkpoints, hyperparameters"),
-            (f"daypoint ls {self.day}{self._place}", "the runs of this day"),
-            ("daypoint ui", "compare the days in MLflow"),
-        ]
-        if day.project_root(Path.cwd()) != Path(self._record["root"]):
-            commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
-        self._console.closing(rows, commands if self._record["sweep"] is None else ())
-
-    @property
-    def _called(self) -> str:
-        """The run in a command that works from the project's directory."""
-        return str(self.directory) if self._place else self.address
-
-    @property
-    def _place(self) -> str:
-        outputs = config.outputs_directory(self._settings, Path(self._record["root"]))
-        return "" if outputs == Path(self._record["root"]) / "outputs" else f" --outputs {outputs}"
-
-    def _deliver(self) -> str:
-        """Wait, with a bound, until MLflow has everything; what to print about it."""
-        if self._courier is None:
-            return "off (tracking.enabled=false)"
-        if self._record["sweep"] is not None:  # the next job need not wait for it
-            self._courier.close_run(self.directory, 0.0)
-            _sent_in_background[self.directory] = self
-            return f"experiment {self._record['experiment']}, sent in the background"
-        try:
-            outcome = self._close(self._settings.wait_seconds)
-        except KeyboardInterrupt:  # the run has ended; only the waiting is given up
-            return f"being sent in the background; if that fails: daypoint sync {self._called}"
-        if outcome.done:
-            page = outcome.url or ""
-            where = (
-                page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
-            )
-            return f"experiment {self._record['experiment']}, {where}"
-        why = f" ({outcome.error})" if outcome.error else ""
-        rows = (
-            f"{outcome.pending_rows:,} rows pending"
-            if outcome.pending_rows
-            else "not everything is there yet"
-        )
-        return f"{rows}{why}; send the rest with: daypoint sync {self._called}"
-
-    def _close(self, wait_seconds: float) -> Outcome:
-        assert self._courier is not None
-        return self._courier.close_run(
-            self.directory,
-            wait_seconds,
-            on_wait=lambda seconds: self._console.say(
-                f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
-            ),
-        )
-
-    def _is_delivered(self, wait_seconds: float) -> bool:
-        try:
-            return self._close(wait_seconds).done
-        except KeyboardInterrupt:
-            return False
