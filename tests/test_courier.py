@@ -104,7 +104,10 @@ def test_at_the_end_everything_is_there_and_its_place_is_known(courier, root):
     run.end()
     outcome = courier.close_run(run.directory, 60.0)
     assert (outcome.done, outcome.error, outcome.pending_rows) == (True, None, 0)
-    assert outcome.url == f"#/experiments/{outcome.experiment_id}/runs/{outcome.run_id}"
+    assert (
+        outcome.url
+        == f"#/experiments/{outcome.experiment_id}/runs/{outcome.run_id}?workflowType=machine_learning"
+    )
     assert status_of(run) == ["FINISHED"]
     assert arrived(run)
 
@@ -587,7 +590,10 @@ def test_a_server_that_dies_and_comes_back_has_everything_in_the_end(root):
         run.end()
         outcome = courier.close_run(run.directory, 120.0)
         assert outcome.done, outcome
-        assert outcome.url == f"{run.uri}/#/experiments/{outcome.experiment_id}/runs/{outcome.run_id}"
+        assert (
+            outcome.url
+            == f"{run.uri}/#/experiments/{outcome.experiment_id}/runs/{outcome.run_id}?workflowType=machine_learning"
+        )
         stored = stored_points(f"sqlite:///{path}", run.record["uid"])
         assert stored == sorted(run.points, key=lambda point: point[3])
         artifacts = {file.path for file in store.connect(run.uri).list_artifacts(outcome.run_id)}

@@ -48,7 +48,7 @@ ROOMS = [
         "saver",
     ],
     ["closing", "run", "catalog", "model", "verify", "resume", "opening"],
-    ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce"],
+    ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce", "ui"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}

@@ -141,11 +141,14 @@ def test_a_server_decides_where_artifacts_go():
 
 def test_the_page_of_a_run_on_a_server_has_no_password_in_it():
     url = store.run_url("http://ada:secret@tracking.lan:5000", "7", "abc")
-    assert url == "http://tracking.lan:5000/#/experiments/7/runs/abc"
+    assert url == "http://tracking.lan:5000/#/experiments/7/runs/abc?workflowType=machine_learning"
 
 
 def test_the_page_of_a_run_in_a_sqlite_store_is_what_comes_after_the_address_of_the_ui():
-    assert store.run_url("sqlite:////x.db", "7", "abc") == "#/experiments/7/runs/abc"
+    assert (
+        store.run_url("sqlite:////x.db", "7", "abc")
+        == "#/experiments/7/runs/abc?workflowType=machine_learning"
+    )
 
 
 # ---------------------------------------------------------------- opening

@@ -340,37 +340,19 @@ def sync(
 
 @app.command()
 def ui(
+    days: Annotated[list[str] | None, typer.Argument(help="Days whose runs to show; by default all.")] = None,
     port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
     uri: Annotated[str | None, typer.Option(help="The MLflow store; by default the project's own.")] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Open MLflow on the project's store, until Ctrl-C.
+    """Serve MLflow's pages on the project's store, until Ctrl-C.
 
     \b
-    Example: daypoint ui --port 5001
+    Example: daypoint ui today yesterday --open
     """
-    import os
-    import socket
-
     from daypoint import day, store
+    from daypoint.ui import serve
 
     root = day.project_root(Path.cwd())
-    address = store.tracking_uri(uri, root)
-    if address.startswith(("http://", "https://")):
-        print(f"MLflow runs at {address}")
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            print(f"error: port {port}: {error.strerror}; try daypoint ui --port {port + 1}", file=sys.stderr)
-            raise typer.Exit(1) from None
-    print(f"MLflow: http://127.0.0.1:{port}  (store {address}; Ctrl-C ends it)", flush=True)
-    store.prepare(address)
-    # The server looks for uvicorn on PATH, which an environment that was not activated does not offer.
-    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": scripts, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    arguments = ["--backend-store-uri", address, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    if artifacts := store.artifact_root(address, root):
-        arguments += ["--default-artifact-root", artifacts]
-    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)
+    tags = [day.parse_day(text) for text in days or ()]
+    raise typer.Exit(serve(store.tracking_uri(uri, root), root, port, tags, open_browser))

@@ -127,7 +127,8 @@ def _is_database(uri: str) -> bool:
 
 def run_url(uri: str, experiment_id: str, run_id: str) -> str:
     """The page of a run: a URL on a server, else the part that comes after the address of `daypoint ui`."""
-    page = f"#/experiments/{experiment_id}/runs/{run_id}"
+    # Without the type MLflow 3.17 shows its pages for language models.
+    page = f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
     # It is printed, so without the password that may stand in the address.
     return f"{re.sub('//[^/@]*@', '//', uri)}/{page}" if uri.startswith("http") else page
 
