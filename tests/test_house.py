@@ -20,6 +20,7 @@ ROOMS = [
         "keys",
         "redaction",
         "targets",
+        "luggage",
         "allowlist",
         "config",
         "hydra_app",
@@ -27,7 +28,19 @@ ROOMS = [
         "tensorfile",
         "packing",
     ],
-    ["journal", "spool", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
+    [
+        "journal",
+        "spool",
+        "provenance",
+        "identity",
+        "store",
+        "record",
+        "ending",
+        "replay",
+        "optimization",
+        "manifest",
+        "pins",
+    ],
     [
         "ring",
         "recorder",
@@ -37,19 +50,22 @@ ROOMS = [
         "rebuild",
         "fold",
         "shipment",
+        "intake",
+        "registry",
         "sync",
+        "workshop",
         "delivery",
         "courier",
         "console",
     ],
-    ["run", "catalog", "model", "verify", "resume", "opening"],
+    ["run", "catalog", "model", "packaging", "publish", "verify", "resume", "opening"],
     ["compare", "plots", "reproduce"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
-    "mlflow": {"store", "shipment", "model"},
+    "mlflow": {"store", "shipment", "packaging", "registry"},
     "torch": {
         "scalar",
         "ring",
@@ -59,6 +75,7 @@ FENCES = {
         "snapshot",
         "rebuild",
         "model",
+        "packaging",
         "ranks",
         "shapes",
     },
@@ -100,6 +117,11 @@ def test_the_zoo_knows_errors_only(path):
     assert own(path) <= {"errors"}
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "served").glob("*.py")), ids=lambda path: path.stem)
+def test_what_mlflow_copies_into_a_model_imports_nothing_of_daypoint(path):
+    assert not [name for name in imports(path) if name.split(".")[0] == "daypoint"]
+
+
 @pytest.mark.parametrize("package", FENCES)
 def test_a_fenced_package_is_imported_only_where_it_may_be(package):
     users = {m for m in MODULES if any(name.split(".")[0] == package for name in imports(SOURCE / f"{m}.py"))}
@@ -114,6 +136,12 @@ def test_importing_daypoint_imports_nothing_heavy():
 
 def test_the_training_process_never_imports_mlflow():
     script = "import daypoint.run, daypoint.catalog, sys; print('mlflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_courier_never_imports_torch():
+    script = "import daypoint.delivery, daypoint.registry, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

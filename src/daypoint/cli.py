@@ -259,6 +259,72 @@ def sync(
         raise typer.Exit(1)
 
 
+Experiment = Annotated[str | None, typer.Option(help="Which experiment's model, of a day that has several.")]
+Store = Annotated[str | None, typer.Option(help="Another MLflow store than the one the run was made for.")]
+
+
+@app.command()
+def package(
+    address: Annotated[str, typer.Argument(help="A day, a run, or the path of a checkpoint.")],
+    example: Annotated[
+        Path | None,
+        typer.Option(help="A .npy file with inputs [batch, …], for a config without data.input_shape."),
+    ] = None,
+    experiment: Experiment = None,
+    uri: Store = None,
+    outputs: Outputs = None,
+) -> None:
+    """Make the best checkpoint an MLflow model, and the day's one servable as models:/EXPERIMENT@DAY.
+
+    \b
+    Example: daypoint package 20260328
+    """
+    from daypoint.publish import publish
+
+    where = _outputs(outputs)
+    _find_modules_of(where)
+    found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
+    for i, published in enumerate(found):
+        print("\n".join(published.lines), end="\n\n" if i + 1 < len(found) else "\n")
+    if any(published.uri and published.registered is None for published in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def promote(
+    address: Annotated[str, typer.Argument(help="A run, or the path of a checkpoint.")],
+    experiment: Experiment = None,
+    uri: Store = None,
+    outputs: Outputs = None,
+) -> None:
+    """Make a run's checkpoint the model of its day, whatever the others measured.
+
+    \b
+    Example: daypoint promote 20260328/1415
+    """
+    from daypoint.publish import promote
+
+    where = _outputs(outputs)
+    _find_modules_of(where)
+    published = promote(address, where, experiment=experiment, uri=_absolute_store(uri))
+    print("\n".join(published.lines))
+    if published.uri and published.registered is None:
+        raise typer.Exit(1)
+
+
+def _find_modules_of(outputs: Path) -> None:
+    """Let a `_target_` be a module beside train.py, as it was for the training; last, so that it hides nothing."""
+    from daypoint import day
+
+    sys.path.append(str(day.project_root(outputs)))
+
+
+def _absolute_store(uri: str | None) -> str | None:
+    from daypoint import day, store
+
+    return store.tracking_uri(uri, day.project_root(Path.cwd())) if uri else None
+
+
 @app.command()
 def ui(
     port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,

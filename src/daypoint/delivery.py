@@ -32,6 +32,7 @@ from daypoint.ending import ending_of, is_abandoned
 from daypoint.errors import DaypointError, RunError
 from daypoint.shipment import Shipment
 from daypoint.sync import is_down, one_line, open_store, store_of
+from daypoint.workshop import Workshop
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -97,6 +98,7 @@ class Delivery:
         self._stale: Iterator[Path] = iter(())
         self._looked_around = False
         self._stale_parcel: Parcel | None = None
+        self._workshop = Workshop(lambda directory, text: _append(RunFiles(directory, "").courier_log, text))
 
     def run(self) -> None:
         """Until everything is delivered and the trainer is gone, or there is no point in going on."""
@@ -187,6 +189,7 @@ class Delivery:
     def _round(self) -> bool:
         """Give every run that is due one go, those first that somebody waits for. True: there is more to do at once."""
         busy = False
+        self._workshop.look()
         for parcel in sorted(self._parcels.values(), key=lambda parcel: not parcel.closing):
             if time.monotonic() < parcel.next_try:
                 continue
@@ -266,6 +269,10 @@ class Delivery:
         parcel.log.unlink(missing_ok=True)  # it stands for something that MLflow does not have yet
         self._tell(parcel, done=True, points=parcel.sent_points, bytes=shipment.offset_bytes)
         store.analyze(parcel.uri)
+        record = identity.read_run(parcel.directory)
+        asked = (record["config"].get("tracking") or {}).get("package")
+        if parcel.ours and asked is True and shipment.status == "FINISHED":
+            self._workshop.take(parcel.directory, record, parcel.uri)
 
     def _fail(self, parcel: Parcel, error: Exception) -> None:
         if parcel.shipment is not None:
@@ -322,7 +329,7 @@ class Delivery:
         if self._deadline is not None and now > self._deadline:
             self._give_up("was told to stop")
             return True
-        if not self._hung_up() or busy:
+        if not self._hung_up() or busy or self._workshop.is_busy:
             return False
         waiting = [parcel for parcel in self._parcels.values() if not parcel.hopeless]
         if not waiting:
@@ -334,6 +341,7 @@ class Delivery:
         return False
 
     def _give_up(self, why: str) -> None:
+        self._workshop.leave(why)
         for parcel in self._parcels.values():
             _append(parcel.log, f"gave up ({why}); send the rest with: daypoint sync {parcel.directory}")
             if parcel.shipment is not None:

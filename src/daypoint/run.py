@@ -479,6 +479,12 @@ class Run:
             (f"daypoint ls {self.day}{self._place}", "the runs of this day"),
             ("daypoint ui", "compare the days in MLflow"),
         ]
+        if self._courier is not None and shelf.latest(self._files, full=False).path is not None:
+            if not self._settings.package:
+                commands[2] = (f"daypoint package {self._called}", "the best checkpoint, for MLflow to serve")
+            elif status == "FINISHED":
+                loaded = f'mlflow.pyfunc.load_model("{self._files.package}")'
+                rows.append(("model", f"being packaged in the background; when it is there: {loaded}"))
         if day.project_root(Path.cwd()) != Path(self._record["root"]):
             commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
         self._console.closing(rows, commands if self._record["sweep"] is None else ())

@@ -1,20 +1,20 @@
 """Verifying: whether everything a run left behind is still what it was.
 
 Each file of each checkpoint is compared with the identity card beside it, the card with its own seal and with the config of the run's attempt,
-the journal line by line with its checksums, the pointers with what is there. Nothing is unpickled, nothing is repaired.
+the journal line by line with its checksums, the pointers with what is there, a packaged model with its manifest. Nothing is unpickled, nothing is repaired.
 One number: about a second a gibibyte, the time that SHA-256 takes.
 """
 
 from __future__ import annotations
 
-from daypoint import journal, shelf
+from daypoint import journal, manifest, shelf
 from daypoint.catalog import StoredRun
 from daypoint.errors import DaypointError
 
 
 def verify_run(run: StoredRun) -> list[str]:
     """What is wrong with a run, each problem in one line that names the file; empty if all is well."""
-    return [*_journal(run), *_checkpoints(run), *_pointers(run)]
+    return [*_journal(run), *_checkpoints(run), *_pointers(run), *_package(run)]
 
 
 def _journal(run: StoredRun) -> list[str]:
@@ -64,7 +64,16 @@ def _pointers(run: StoredRun) -> list[str]:
     return problems
 
 
+def _package(run: StoredRun) -> list[str]:
+    package = run.files.package
+    return manifest.problems(package) if package.exists() else []
+
+
 def verified_bytes(run: StoredRun) -> int:
     """How much there is to verify, for the report."""
-    paths = [run.files.journal, *(path for directory in run.checkpoints for path in directory.iterdir())]
+    paths = [
+        run.files.journal,
+        *(path for directory in run.checkpoints for path in directory.iterdir()),
+        *(path for path in run.files.package.rglob("*") if path.is_file()),
+    ]
     return sum(path.stat().st_size for path in paths if path.exists())
