@@ -88,7 +88,8 @@ def register(
     if found is None:
         found = client.create_model_version(
             name,
-            source=f"models:/{model.model_id}",
+            # Not models:/ID, which MLflow looks up in whatever store the environment names.
+            source=model.artifact_location,
             run_id=run_id,
             tags=_tags(facts, address),
             description=_description(facts, address, name),
