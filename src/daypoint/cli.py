@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from daypoint.catalog import StoredRun
+    from daypoint.publish import Published
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -284,10 +285,7 @@ def package(
     where = _outputs(outputs)
     _find_modules_of(where)
     found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
-    for i, published in enumerate(found):
-        print("\n".join(published.lines), end="\n\n" if i + 1 < len(found) else "\n")
-    if any(published.uri and published.registered is None for published in found):
-        raise typer.Exit(1)
+    _show(found)
 
 
 @app.command()
@@ -306,9 +304,15 @@ def promote(
 
     where = _outputs(outputs)
     _find_modules_of(where)
-    published = promote(address, where, experiment=experiment, uri=_absolute_store(uri))
-    print("\n".join(published.lines))
-    if published.uri and published.registered is None:
+    _show([promote(address, where, experiment=experiment, uri=_absolute_store(uri))])
+
+
+def _show(found: list[Published]) -> None:
+    print("\n\n".join("\n".join(published.lines) for published in found))
+    missing = [published.complaint for published in found if published.uri and not published.registered]
+    for complaint in missing:
+        print(f"error: {complaint}", file=sys.stderr)
+    if missing:
         raise typer.Exit(1)
 
 

@@ -62,7 +62,7 @@ class Published:
                 f"mlflow   registered model {self.registered.name}, version {self.registered.version}: "
                 f"{self.registered.uri}"
             )
-        if self.complaint:
+        elif self.complaint:
             lines.append(f"mlflow   {self.complaint}")
         if self.alias_holder:
             lines.append(
