@@ -6,6 +6,11 @@ Three kinds, told by what the identity card says of the data:
     columns  rows of numbers, under the names x0, x1, …
     array    anything with more dimensions, such as images; JSON `{"inputs": …}` only
 
+Named columns are doubles and text to MLflow, and come as CSV, as JSON `dataframe_split` and as `dataframe_records`, in any
+order; more columns than these are left out, a missing number is an empty field or null. Two limits are MLflow's own: its command
+`models predict -t csv` reads `30` as a whole number and `True` as a truth value, and then refuses them for a double and a
+text (`serve`, and JSON with both commands, take them); and JSON `{"inputs": …}` must name the columns.
+
 This module knows no model and no file of a run. One number: 7 rows are tried, in batches of 1, 2, 3 and 7.
 """
 

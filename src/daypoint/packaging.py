@@ -113,7 +113,7 @@ def _make(
                 shutil.rmtree(temporary, ignore_errors=True)
                 _save_code(temporary, model, takes, expected, metadata, card, root)
             difference = _largest_difference(_saved_answers(temporary, takes, where), expected, where)
-            facts = _facts(chosen, card, reason, difference)
+            facts = {**_facts(chosen, card, reason, difference), "columns": takes.types}
             manifest.write(temporary, facts)
             _commit(temporary, target)
         finally:

@@ -76,6 +76,10 @@ class Published:
         lines.append(
             f"predict  {command} predict -m {quoted} -i {shlex.quote(str(example))} --env-manager local"
         )
+        if facts["columns"]:
+            lines.append(
+                '         or -i FILE.csv -t csv, with whole numbers written as "30.0" (serve takes 30 too)'
+            )
         lines.append(f"serve    {command} serve -m {quoted} --env-manager local --port 5001")
         return lines
 
