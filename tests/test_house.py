@@ -51,6 +51,7 @@ ROOMS = [
         "fold",
         "shipment",
         "intake",
+        "flavors",
         "registry",
         "sync",
         "workshop",
@@ -65,7 +66,7 @@ ROOMS = [
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
-    "mlflow": {"store", "shipment", "packaging", "registry"},
+    "mlflow": {"store", "shipment", "flavors", "registry"},
     "torch": {
         "scalar",
         "ring",
@@ -76,6 +77,7 @@ FENCES = {
         "rebuild",
         "model",
         "packaging",
+        "flavors",
         "ranks",
         "shapes",
     },

@@ -17,7 +17,7 @@ from saved_models import USER_MODEL, prepared, save, table, write_user_model, zo
 from torch import nn
 
 import daypoint
-from daypoint import files, identity, manifest, model, packaging
+from daypoint import files, flavors, identity, manifest, model, packaging
 from daypoint.errors import PackageError
 
 # mlflow's and torch.export's own.
@@ -339,9 +339,9 @@ def test_a_model_for_batches_of_one_size_only_is_refused(root, own_class):
 
 def test_a_batch_size_that_export_would_fix_is_the_reason_for_code(root, own_class, monkeypatch):
     monkeypatch.setattr(
-        packaging.luggage, "_in_project", lambda name, _: None
+        flavors.luggage, "_in_project", lambda name, _: None
     )  # this file is not the project's
-    monkeypatch.setattr(packaging.luggage, "requirement", lambda name: f"{name}==1")
+    monkeypatch.setattr(flavors.luggage, "requirement", lambda name: f"{name}==1")
     _, facts = package(own_class("Specialised"), root)
     assert facts["kind"] == "code"
     assert "size of batch" in facts["reason"] or facts["reason"].startswith("torch.export: ")

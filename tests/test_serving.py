@@ -235,7 +235,10 @@ def test_mlflow_models_serve_takes_json_and_csv(project, kind, tmp_path_factory)
             frame = served.json["dataframe_split"]
             records = [dict(zip(frame["columns"], row, strict=True)) for row in frame["data"]]
             check(ask(address, json.dumps({"dataframe_records": records}), "application/json"), served)
-        if kind == "user":  # whole numbers
+        if kind == "user":  # whole numbers, and columns by name
+            x = models[kind].json["dataframe_split"]["data"]
+            named = {f"x{i}": [row[i] for row in x] for i in range(3)}
+            check(ask(address, json.dumps({"inputs": named}), "application/json"), served)
             check(ask(address, served.csv.replace(".0", ""), "text/csv"), served)
             whole = json.dumps(served.json).replace(".0", "")
             check(ask(address, whole, "application/json"), served)

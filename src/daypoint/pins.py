@@ -7,6 +7,9 @@ lock, because two people may promote at once.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,25 @@ def read_pins(outputs: Path, day_tag: str) -> dict[str, dict[str, str]]:
     return _read(outputs, day_tag)["pins"]
 
 
-def read_aliases(outputs: Path, day_tag: str) -> dict[str, dict[str, str]]:
+@contextlib.contextmanager
+def held_aliases(outputs: Path, day_tag: str) -> Iterator[dict[str, dict[str, str]]]:
     """Which packaged model has the alias of a day: for the name of an experiment the uid of a run and the seal of the card.
+
+    Nobody changes them within the block, so that two who send models at once leave MLflow with the right alias.
 
     Raises:
         CheckpointError: the file is damaged.
     """
-    return _read(outputs, day_tag)["aliases"]
+    path = day.promoted_file(outputs, day_tag)
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.exists():
+                stack.enter_context(_lock(path))
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            # An archive that cannot be written: nobody else can change it either.
+        yield _read(outputs, day_tag)["aliases"]
 
 
 def pin(outputs: Path, day_tag: str, experiment: str, *, uid: str, checkpoint: str) -> None:
@@ -59,10 +74,14 @@ def _read(outputs: Path, day_tag: str) -> dict[str, Any]:
         ) from error
 
 
+def _lock(path: Path) -> FileLock:
+    return FileLock(path.with_name(f".{path.name}.lock"), timeout=60)
+
+
 def _change(outputs: Path, day_tag: str, what: str, experiment: str, value: dict[str, str]) -> None:
     path = day.promoted_file(outputs, day_tag)
     try:
-        with FileLock(path.with_name(f".{path.name}.lock"), timeout=60):
+        with _lock(path):
             content = _read(outputs, day_tag)
             content[what][experiment] = value
             files.write_atomic(path, files.dumps({"format": FORMAT, **content}))

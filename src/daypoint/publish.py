@@ -202,7 +202,8 @@ def _holder(
 ) -> str | None:
     if registered is None or registered.alias is not None or days_model is None or days_model.run is None:
         return None
-    held = pins.read_aliases(outputs, facts["day"]).get(facts["experiment"])
+    with pins.held_aliases(outputs, facts["day"]) as aliases:
+        held = aliases.get(facts["experiment"])
     best = days_model.run.address
     if held is None:
         return f"nobody; the day's model is {best}, not packaged yet"

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,16 +96,16 @@ def register(
             model_id=model.model_id,
         )
     _link(client, model.model_id, name, str(found.version))
-    has_alias = _is_due(directory, facts)
-    if has_alias:
-        client.set_registered_model_alias(name, facts["day"], str(found.version))
-    return Registered(name, str(found.version), facts["day"] if has_alias else None)
-
-
-def _is_due(directory: Path, facts: dict[str, Any]) -> bool:
+    registered = Registered(name, str(found.version), None)
     outputs = day.outputs_of(directory, facts["day"])
-    alias = pins.read_aliases(outputs, facts["day"]).get(facts["experiment"]) if outputs is not None else None
-    return alias == {"uid": facts["uid"], "card_sha256": facts["card_sha256"]}
+    if outputs is None:
+        return registered
+    with pins.held_aliases(outputs, facts["day"]) as aliases:
+        due = aliases.get(facts["experiment"])
+        if due != {"uid": facts["uid"], "card_sha256": facts["card_sha256"]}:
+            return registered
+        client.set_registered_model_alias(name, facts["day"], registered.version)
+    return replace(registered, alias=facts["day"])
 
 
 def _version(client: MlflowClient, name: str, run_id: str, facts: dict[str, Any]) -> ModelVersion | None:
