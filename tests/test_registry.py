@@ -250,6 +250,7 @@ def test_a_store_made_anew_has_the_same_models_versions_and_aliases(root, data, 
     assert before[1] == {runs[0].day: 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "experiment", ["a/b", "a:b", "my data", "50% off?", "мой/экс", "..", "@#", "it's", "x" * 400]
 )

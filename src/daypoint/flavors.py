@@ -2,7 +2,8 @@
 
 A pt2 program (torch.export) needs nothing but torch. Code (`daypoint.served`) is for rows that have to be prepared by pandas
 and for models that cannot be exported; it is handed an exported program where there can be one. Both take a batch
-of any size, and run on the CPU. This module decides nothing about checkpoints and days. One number: PT2_SECONDS
+of any size, and run on the CPU. This module decides nothing about checkpoints and days. One number: the
+zoo's MLP is a package of 0.13 MB, of which its weights are 0.10.
 """
 
 from __future__ import annotations

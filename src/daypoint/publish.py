@@ -2,7 +2,8 @@
 
 Packaging another run of a day makes a version of the registered model, but the alias of the day stays with the day's
 model, which is the best one or the one that `promote` pinned. What is decided here is written down in the day's
-directory before MLflow hears of it, so a server that is away only delays it. One number: SECONDS_PLACEHOLDER
+directory before MLflow hears of it, so a server that is away only delays it. One number: `daypoint package` takes
+7 s of CPU, most of it to import torch and mlflow.
 """
 
 from __future__ import annotations
