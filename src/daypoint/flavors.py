@@ -1,13 +1,14 @@
-"""The two forms of a packaged model: a pt2 program, and code with data. MLflow writes either one, without a pickle.
+"""The two forms of a packaged model: a pt2 program, or code with data. There is no pickle in either.
 
-A pt2 program (torch.export) needs nothing but torch. Code (`daypoint.served`) is for rows that have to be prepared by pandas
-and for models that cannot be exported; it is handed an exported program where there can be one. Both take a batch
-of any size, and run on the CPU. This module decides nothing about checkpoints and days. One number: the
-zoo's MLP is a package of 0.13 MB, of which its weights are 0.10.
+A pt2 program (torch.export) needs nothing but torch. Code (`daypoint.served`) is for rows that have to be
+prepared by pandas and for models that cannot be exported; it is handed an exported program where there can be
+one. Both take a batch of any size, and run on the CPU. This module decides nothing about checkpoints and
+days. One number: the zoo's MLP is a package of 0.13 MB, of which its weights are 0.10.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class FromColumns(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Row by row in memory from here on: torch.export makes programs that refuse any layout but the one they saw.
+        # Row by row in memory from here on: torch.export's programs may refuse a layout that they did not see.
         x = x.index_select(1, self.order)
         if self.is_raw:
             scaled = (x.double() - self.mean) / self.std
@@ -113,7 +114,7 @@ def save_code(
     node: Any,
     root: Path,
 ) -> None:
-    """Save a model from code: around an exported program where there can be one, else around weights and hyperparameters.
+    """Save a model from code: around an exported program where there can be one, else around its weights.
 
     Args:
         node: the node of the config that builds the model.
@@ -126,11 +127,8 @@ def save_code(
 
     names = ["mlflow", "torch", "numpy", "pandas"]
     with tempfile.TemporaryDirectory(prefix="daypoint-") as scratch:
-        data, plan_file, code = (
-            Path(scratch, "program.pt2"),
-            Path(scratch, "plan.json"),
-            Path(scratch, "code"),
-        )
+        data, code = Path(scratch, "program.pt2"), Path(scratch, "code")
+        plan_file = Path(scratch, "plan.json")
         artifacts = {"plan": str(plan_file)}
         plan: dict[str, Any] = {"columns": takes.recipes, "target": takes.target}
         required: list[str] = []
@@ -140,14 +138,14 @@ def save_code(
             data = Path(scratch, "weights.safetensors")
             artifacts["weights"] = str(data)
             plan["model"] = node
-            inside, required = luggage.collect(plan["model"], root)
+            inside, required = luggage.collect(node, root)
             if inside:
                 luggage.copy(inside, code)
                 artifacts["code"] = str(code)
             names += ["hydra-core", "safetensors"]
             _save_weights(model, data)
         plan["sha256"] = manifest.sha256(data)
-        plan_file.write_bytes(files.dumps(plan))
+        plan_file.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
         script = Path(served_directory.__file__).with_name("code_model.py")
         mlflow.pyfunc.save_model(
             str(directory),
@@ -168,8 +166,8 @@ def _export(model: nn.Module, takes: Intake, path: Path) -> bool:
         program = torch.export.export(model, (example,), dynamic_shapes=[{0: torch.export.Dim.AUTO}])
         with torch.no_grad():
             for size in BATCHES:
-                program.module()(example[:1].expand(size, -1))
-    except Exception:  # as in _try_pt2; the model is rebuilt from its code then
+                program.module()(example[:1].repeat(size, 1))
+    except Exception:  # as in save_pt2; the model is rebuilt from its code then
         return False
     torch.export.save(program, path)
     return True
@@ -208,7 +206,7 @@ def _finish(directory: Path, takes: Intake, expected: list[np.ndarray]) -> None:
     info = {"artifact_path": paths.example.name, "serving_input_path": paths.serving_example.name}
     shown = takes.rows[:2]
     if isinstance(shown, pd.DataFrame):
-        # A pt2 model has to be saved with a tensor signature, but MLflow turns named columns into that tensor too.
+        # A pt2 model has to be saved with a tensor signature, but takes named columns: MLflow makes the tensor.
         inputs = Schema([ColSpec(kind, name) for name, kind in (takes.types or {}).items()])
         split = {"columns": list(shown.columns), "data": shown.to_numpy(object).tolist()}
         model.saved_input_example_info = {**info, "type": "dataframe", "pandas_orient": "split"}

@@ -2,14 +2,16 @@
 
 Three kinds, told by what the identity card says of the data:
 
-    table    the raw columns of the file, numbers or text; prepared inside the model as they were for the training
+    table    the raw columns of the file, numbers or text; the model prepares them as the training did
     columns  rows of numbers, under the names x0, x1, …
     array    anything with more dimensions, such as images; JSON `{"inputs": …}` only
 
-Named columns are doubles and text to MLflow, and come as CSV, as JSON `dataframe_split` and as `dataframe_records`, in any
-order; more columns than these are left out, a missing number is an empty field or null. Two limits are MLflow's own: its command
-`models predict -t csv` reads `30` as a whole number and `True` as a truth value, and then refuses them for a double and a
-text (`serve`, and JSON with both commands, take them); and JSON `{"inputs": …}` must name the columns.
+Named columns are doubles and text to MLflow, and come as CSV, as JSON `dataframe_split` and as
+`dataframe_records`, in any order; more columns than these are left out, a missing number is an empty field or
+null. Two limits are MLflow's own. It makes no double of an int64 and no text of a truth value, so a DataFrame
+has to have the types itself, and `mlflow models predict -t csv`, which guesses types, wants `30.0` for 30 and
+cannot take True and False; `mlflow models serve`, and JSON with either command, take them all. And JSON
+`{"inputs": …}` has to name the columns.
 
 This module knows no model and no file of a run. One number: 7 rows are tried, in batches of 1, 2, 3 and 7.
 """
@@ -51,8 +53,9 @@ class Intake:
 
     @property
     def far_column(self) -> str | None:
-        """A column whose mean is more than 100 standard deviations from 0 (a time, say). MLflow hands the rows to a pt2
-        model in float32, which would shift the standardised value by 0.000006 and more.
+        """A column whose mean is more than 100 standard deviations from 0 (a time, say).
+
+        MLflow hands the rows to a pt2 model in float32, which shifts such a standardised value by 0.000006 or more.
         """
         for name, recipe in (self.recipes or {}).items():
             if "mean" in recipe and _is_far(recipe):
@@ -85,15 +88,17 @@ def of_card(card: Mapping[str, Any], dtype: np.dtype[Any], where: str) -> Intake
         PackageError: the card does not say.
     """
     preparation = (card.get("data") or {}).get("preparation")
-    if isinstance(preparation, dict) and preparation.get("features"):
-        recipes, target = preparation["features"], preparation.get("target") or {}
+    recipes = preparation.get("features") if isinstance(preparation, dict) else None
+    if isinstance(recipes, dict) and recipes and all(map(_is_recipe, recipes.values())):
+        target = preparation.get("target") or {}
         return Intake(_raw_rows(recipes), recipes, target if "mean" in target else None)
     section = card["config"].get("data")
     shape = section.get("input_shape") if isinstance(section, dict) else None
     if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
         raise PackageError(
-            f"{where}: expected data.input_shape in its config, the shape of one input without the batch, found {shape!r}; "
-            "give an example instead: daypoint package ADDRESS --example FILE.npy, an array of shape [batch, …]"
+            f"{where}: expected data.input_shape in its config, the shape of one input without the batch, "
+            f"found {shape!r}; "
+            "give an example instead: daypoint package ADDRESS --example FILE.npy, an array [batch, …]"
         )
     return of_example(np.random.default_rng(0).standard_normal((ROWS, *shape)).round(3).astype(dtype))
 
@@ -143,6 +148,11 @@ def _raw_rows(recipes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
                 numbers = [float(f"{number:.6g}") for number in numbers]
             columns[name] = [*numbers[: ROWS - 2], float("nan"), numbers[-1]]
     return pd.DataFrame(columns)
+
+
+def _is_recipe(recipe: Any) -> bool:
+    """Whether it is one of `zoo.table`; other data may prepare itself in ways of its own."""
+    return isinstance(recipe, dict) and recipe.keys() in ({"mean", "std"}, {"values"})
 
 
 def _is_far(recipe: Mapping[str, Any]) -> bool:

@@ -1,8 +1,9 @@
 """The manifest of a packaged model: which checkpoint it was made from, and size and SHA-256 of every file.
 
-It is `daypoint.json` in the model directory, and says whether the directory is still what it was when it was made:
-before it is sent to MLflow, and in `daypoint verify`. A seal against accidents and careless edits, not a signature.
-This module knows neither torch nor mlflow. One number: about a second a gibibyte, the time that SHA-256 takes.
+It is `daypoint.json` in the model directory, and says whether the directory is still what it was when it was
+made: before it is sent to MLflow, and in `daypoint verify`. A seal against accidents and careless edits, not
+a signature. This module knows neither torch nor mlflow. One number: about a second a gibibyte, the time that
+SHA-256 takes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def problems(directory: Path) -> list[str]:
-    """What is wrong with a model directory, each problem in one line that names the file; empty if all is well."""
+    """What is wrong with a model directory, in a line a problem that names the file; empty if all is well."""
     try:
         listed = read(directory)["files"]
     except PackageError as error:
@@ -112,7 +113,7 @@ def _again(directory: Path) -> str:
 
 
 def _contents(directory: Path) -> dict[str, Path]:
-    """Every file by its relative name, but the manifest and what Python caches when a model is served from here."""
+    """Every file by its relative name, but for the manifest and what Python caches when it is served from here."""
     own = PackageFiles(directory).manifest
     return {
         path.relative_to(directory).as_posix(): path

@@ -1,14 +1,14 @@
-"""Packaging: a checkpoint as an MLflow model in its run's directory, which runs without daypoint and the user's code.
+"""Packaging: a checkpoint as an MLflow model, which runs without daypoint and without the user's code.
 
-The model is built from the identity card and the weights alone, never from a live object. It becomes a pt2 program
-(torch.export) with a free batch size; a table of numbers is prepared inside of it. Where that cannot be, it becomes a
-model from code (`daypoint.served`), and the reason is kept. There is no pickle in either. Before anything has its final name
-the saved model is loaded by MLflow, and asked in batches of 1, 2, 3 and 7 rows; other answers than the checkpoint's own are
-refused.
+The model is built from the identity card and the weights alone, never from a live object. It becomes a pt2
+program (torch.export) with a free batch size; a table of numbers is prepared inside of it. Where that cannot
+be, it becomes a model from code (`daypoint.served`), and the reason is kept. There is no pickle in either.
+Before anything has its final name the saved model is loaded by MLflow, and asked in batches of 1, 2, 3 and 7
+rows; other answers than the checkpoint's own are refused.
 
-What is taken: `daypoint.intake`. What is answered: the model's own output, `predictions`, one for each row; of a regression on a
-table in the target's own units. This module knows no MLflow store. One number: 0.1 to 0.8 s of CPU for a model of the
-zoo, and 2 s more for torch.export's first call in a process.
+What is taken: `daypoint.intake`. What is answered: the model's own output, `predictions`, one for each row;
+of a regression on a table in the target's own units. This module knows no MLflow store. One number: 0.1 to
+0.8 s of CPU for a model of the zoo, and 2 s more for torch.export's first call in a process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def package(
         The manifest.
 
     Raises:
-        PackageError: the model cannot be packaged, its package answers differently, or the package that is there was changed.
+        PackageError: the model cannot be packaged, its package answers differently, or the one that is there was
+            changed.
         CheckpointError: the checkpoint is damaged, or its model cannot be built.
     """
     if chosen.run is None:
@@ -167,8 +168,8 @@ def _answer(model: nn.Module, takes: Intake, rows: pd.DataFrame | np.ndarray, wh
             answers = model(torch.tensor(numbers))
     except Exception as error:  # whatever the user's forward may raise
         raise PackageError(
-            f"{where}: expected a model that takes {numbers.dtype} {shape}, found that it raises {first_line(error)}; "
-            "if it takes something else, give an example of it: --example FILE.npy"
+            f"{where}: expected a model that takes {numbers.dtype} {shape}, found that it raises "
+            f"{first_line(error)}; if it takes something else, give an example of it: --example FILE.npy"
         ) from error
     if not isinstance(answers, Tensor) or answers.ndim == 0 or len(answers) != len(numbers):
         found = (
@@ -205,8 +206,9 @@ def _largest_difference(found: list[np.ndarray], expected: list[np.ndarray], whe
         difference = float(np.nanmax(np.abs(theirs - ours), initial=0.0)) if fits else np.inf
         if not difference <= TOLERANCE * (1 + float(np.nanmax(np.abs(ours), initial=0.0))):
             raise PackageError(
-                f"{where}: expected the package to answer as the checkpoint does, found a difference of {difference:.3g} in a "
-                f"batch of {size}; does its forward draw random numbers, or depend on the other rows of a batch?"
+                f"{where}: expected the package to answer as the checkpoint does, found a difference of "
+                f"{difference:.3g} in a batch of {size}; does its forward draw random numbers, or depend on the "
+                "other rows of a batch?"
             )
         largest = max(largest, difference)
     return largest
@@ -216,7 +218,7 @@ def _largest_difference(found: list[np.ndarray], expected: list[np.ndarray], whe
 
 
 def _commit(temporary: Path, target: Path) -> None:
-    """Give it its name, all of it on the disk. A crash between the two renames loses a package, which can be made again."""
+    """Give it its name, all of it on the disk. A crash between two renames loses what can be made again."""
     for path in temporary.rglob("*"):
         if path.is_file():
             with open(path, "rb") as file:

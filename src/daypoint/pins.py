@@ -1,8 +1,8 @@
 """Pins: which checkpoint a person has made the model of a day, and which packaged model has the day's alias.
 
-Both stand in the file `promoted.json` of the day, for each experiment. The alias in MLflow is a copy of what stands
-here, so that a store made anew has the same ones. This module reads no run. One number: both are changed under a
-lock, because two people may promote at once.
+Both stand in the file `promoted.json` of the day, for each experiment. The alias in MLflow is a copy of what
+stands here, so that a store made anew has the same ones. This module reads no run. One number: both are
+changed under a lock, because two people may promote at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = "daypoint/promoted/1"
 
 
 def read_pins(outputs: Path, day_tag: str) -> dict[str, dict[str, str]]:
-    """What `promote` has pinned on a day: for the name of an experiment the uid of a run and the name of its checkpoint.
+    """What `promote` has pinned on a day, by experiment: the uid of a run and the name of its checkpoint.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -32,9 +32,9 @@ def read_pins(outputs: Path, day_tag: str) -> dict[str, dict[str, str]]:
 
 @contextlib.contextmanager
 def held_aliases(outputs: Path, day_tag: str) -> Iterator[dict[str, dict[str, str]]]:
-    """Which packaged model has the alias of a day: for the name of an experiment the uid of a run and the seal of the card.
+    """Which packaged model has the alias of a day, by experiment: the uid of its run and the seal of its card.
 
-    Nobody changes them within the block, so that two who send models at once leave MLflow with the right alias.
+    Nobody changes them within the block: two who send models at once leave MLflow with the right alias.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -1,9 +1,9 @@
-"""Publishing: from an address to a model that MLflow serves. Package it, decide who has the day's alias, send it.
+"""Publishing: from an address to a model that MLflow serves; packaged, sent, and perhaps the day's.
 
-Packaging another run of a day makes a version of the registered model, but the alias of the day stays with the day's
-model, which is the best one or the one that `promote` pinned. What is decided here is written down in the day's
-directory before MLflow hears of it, so a server that is away only delays it. One number: `daypoint package` takes
-7 s of CPU, most of it to import torch and mlflow.
+Packaging another run of a day makes a version of the registered model, but the alias of the day stays with
+the day's model, which is the best one or the one that `promote` pinned. What is decided here is written down
+in the day's directory before MLflow hears of it, so a server that is away only delays it. One number:
+`daypoint package` takes 7 s of CPU, most of it to import torch and mlflow.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def publish(
     example: Path | None = None,
     allow: Iterable[str] = (),
 ) -> list[Published]:
-    """Package the model that an address names and send it to MLflow. A day of several experiments has several models.
+    """Package the model that an address names and send it to MLflow; one for each experiment of a day.
 
     Args:
         address: a day, a run, a sweep, or the path of a checkpoint in its run.

@@ -1,9 +1,10 @@
-"""The registry: a run's packaged model in MLflow, as a logged model of the run and a version of the registered model.
+"""The registry: a run's packaged model in MLflow, a logged model of the run and a registered version.
 
-The registered model has the name of the experiment, a version for each packaged checkpoint, and an alias for each day. What
-is there is found by its tags and not made again, so sending twice is harmless, and a store made anew gets the same from
-the run directories. Only what is as it was packaged is sent. This module knows no torch and opens no store: who calls it has the
-client and the lock on sending the run. One number: 0.12 s of CPU for a small model, 0.04 s to see that it is there.
+The registered model has the name of the experiment, a version for each packaged checkpoint, and an alias for
+each day. What is there is found by its tags and not made again, so sending twice is harmless, and a store
+made anew gets the same from the run directories. Only what is as it was packaged is sent. This module knows
+no torch and opens no store: who calls it has the client and the lock on sending the run. One number: 0.12 s
+of CPU for a small model, 0.04 s to see that it is there.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Registered:
 
 
 def model_name(experiment: str) -> str:
-    """The registered model of an experiment: its name, without what MLflow refuses or reads as something else.
+    """The registered model of an experiment: its name, without what MLflow refuses or misunderstands.
 
-    A name that had to be changed ends in a hash of the experiment's, so that two experiments never share a model.
+    A name that had to be changed ends in a hash of the experiment's: two experiments never share a model.
     """
     plain = re.sub(r"[/:@#?%\\\x00-\x1f\x7f]+", "-", experiment).strip(" .")[:200]
     if plain == experiment:

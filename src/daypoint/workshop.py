@@ -1,8 +1,9 @@
 """The workshop: packaging models in the background, one after the other, in processes of their own.
 
 The courier gives it the runs that asked for it (`tracking.package=true`) and looks in now and then. Each is
-`daypoint package RUN_DIRECTORY`, so torch is imported there and not in the courier, and a model that takes the process
-down takes nothing else along. What goes wrong stands in the run's courier.log. One number: a model gets ten minutes.
+`daypoint package RUN_DIRECTORY`, so torch is imported there and not in the courier, and a model that takes
+the process down takes nothing else along. What goes wrong stands in the run's courier.log. One number: a
+model gets ten minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A served model that is more than one exported program. MLflow copies this file into the model and runs it there.
+"""A served model that is more than an exported program. MLflow copies this file into it and runs it there.
 
 `plan.json` beside it says what there is to do:
 
@@ -99,7 +99,7 @@ def rebuilt(node: dict[str, Any], weights: Path, code: Path | None) -> torch.nn.
 
 @contextlib.contextmanager
 def _imports_from(code: Path | None) -> Iterator[None]:
-    """Import what lies in `code`, and forget it again: another model's module of the same name is another module."""
+    """Import what lies in `code`, and forget it again: another model may have a module of the same name."""
     if code is None:
         yield
         return
