@@ -8,7 +8,7 @@ import pytest
 import saved_models
 from saved_models import save, zoo
 
-from daypoint import identity, store
+from daypoint import identity, model, store
 from daypoint.workshop import Workshop
 
 # The courier prepares a store and imports mlflow, and each model imports torch and mlflow again.
@@ -51,10 +51,14 @@ def test_every_job_of_a_sweep_is_packaged(project):
     project.train("-m", "model=linear", "trainer.epochs=1", "trainer.seed=0,1", "tracking.package=true")
     runs = project.runs()
     until(lambda: all((run / "mlflow_model" / "daypoint.json").exists() for run in runs))
+    best = model.choose(runs[0].parent.parent.name, project.outputs).card["uid"]
+    question = (
+        "SELECT t.value FROM registered_model_aliases a JOIN model_version_tags t "
+        "ON t.name = a.name AND t.version = a.version AND t.key = 'daypoint.uid'"
+    )
     with contextlib.closing(sqlite3.connect(project.store)) as database:
-        question = "SELECT COUNT(*) FROM model_versions"
-        until(lambda: database.execute(question).fetchone() == (2,))
-    assert len(aliases(project.store)) == 1
+        until(lambda: database.execute("SELECT COUNT(*) FROM model_versions").fetchone() == (2,))
+        until(lambda: database.execute(question).fetchall() == [(best,)])
 
 
 @pytest.fixture
