@@ -2,7 +2,8 @@
 
 Read from the `import` lines, nothing is run: from the module that a `_target_` names, on to what that
 imports. What lies in the project is copied, what is installed becomes a requirement with its version,
-daypoint among them. One number: 5 ms for a project of 20 files.
+daypoint among them. One number: 20 files are read in 15 ms, which package a module belongs to
+is known after 115.
 """
 
 from __future__ import annotations
