@@ -23,6 +23,8 @@ ROOMS = [
         "luggage",
         "allowlist",
         "config",
+        "sweep",
+        "hydra_sweep",
         "hydra_app",
         "shapes",
         "tensorfile",
@@ -49,6 +51,8 @@ ROOMS = [
         "checkpoint",
         "rebuild",
         "fold",
+        "note",
+        "parent",
         "shipment",
         "intake",
         "flavors",
@@ -58,15 +62,16 @@ ROOMS = [
         "delivery",
         "courier",
         "console",
+        "saver",
     ],
     ["run", "catalog", "model", "packaging", "publish", "verify", "resume", "opening"],
-    ["compare", "plots", "reproduce"],
+    ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
-    "mlflow": {"store", "shipment", "flavors", "registry"},
+    "mlflow": {"store", "parent", "shipment", "flavors", "registry"},
     "torch": {
         "scalar",
         "ring",
@@ -81,7 +86,7 @@ FENCES = {
         "ranks",
         "shapes",
     },
-    "hydra": {"hydra_app", "reproduce"},
+    "hydra": {"hydra_sweep", "hydra_app"},
 }
 
 

@@ -69,6 +69,25 @@ def test_under_torchrun_all_ranks_share_one_run_directory(project, count):
 
 
 @pytest.mark.slow
+def test_two_runs_of_one_job_are_two_directories_on_every_rank(project):
+    (project.root / "spy.py").write_text(
+        "import os, daypoint\n"
+        "for number in range(2):\n"
+        "    with daypoint.open_run({'tracking': {'enabled': False}}, quiet=True) as run:\n"
+        "        run.log(loss=1.0)\n"
+        "    print('RANK', os.environ['RANK'], number, run.directory, flush=True)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "spy.py"]
+    done = subprocess.run(
+        command, cwd=project.root, env=clean_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RANK")]
+    first, second = map(str, project.runs())
+    assert sorted(said) == [["0", "0", first], ["0", "1", second], ["1", "0", first], ["1", "1", second]]
+
+
+@pytest.mark.slow
 def test_under_torchrun_the_hydra_app_makes_one_directory(project):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["train.py", "trainer.epochs=1", "model=linear", "tracking=off"]

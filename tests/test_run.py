@@ -33,7 +33,8 @@ def train_log(run):
     return orjson.loads((run.directory / f"train_log_{run.day}.json").read_bytes())
 
 
-def test_a_run_leaves_the_layout_that_is_promised(cfg):
+def test_a_run_leaves_the_layout_that_is_promised(cfg, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a project in no repository
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with daypoint.open_run(cfg, monitor="loss") as run:
@@ -95,6 +96,33 @@ def test_the_train_log_has_count_mean_variance_min_and_max_of_each_epoch(cfg):
     }
     assert epoch["metrics"] == {"val/accuracy": 0.5}
     assert (epoch["epoch"], epoch["first_step"], epoch["steps"], epoch["complete"]) == (0, 0, 3, True)
+
+
+def test_steps_that_count_anew_in_every_epoch_are_counted_and_warned_of_once(cfg, capsys):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(3):
+            for i in range(4):
+                run.log(loss=1.0, step=i)
+    assert [epoch["steps"] for epoch in train_log(run)["epochs"]] == [4, 4, 4]
+    warnings = capsys.readouterr().err
+    assert warnings.count("steps count over the whole run, not anew in every epoch") == 1
+
+
+def test_metrics_between_two_epochs_belong_to_the_one_that_ended_also_after_a_resume(cfg):
+    model = torch.nn.Linear(1, 1)
+    with daypoint.open_run(cfg) as run:
+        for epoch in range(2):
+            with run.epoch(epoch):
+                run.log(loss=1.0)
+            run.log_epoch({"val/loss": 0.5 + epoch})
+            run.save(model=model)
+    expected = [{"val/loss": 0.5}, {"val/loss": 1.5}]
+    assert [epoch["metrics"] for epoch in train_log(run)["epochs"]] == expected
+    with daypoint.open_run(cfg, resume=run.directory) as again:
+        again.restore(model=model)
+        with again.epoch(2):
+            again.log(loss=1.0)
+    assert [epoch["metrics"] for epoch in train_log(again)["epochs"]] == [*expected, {}]
 
 
 def test_what_is_recorded_are_plain_numbers(cfg):
@@ -207,8 +235,10 @@ def test_the_config_file_reads_back_as_the_same_data(cfg):
         (lambda: 1 / 0, "FAILED", ZeroDivisionError),
         (lambda: signal.raise_signal(signal.SIGINT), "KILLED", KeyboardInterrupt),
         (lambda: signal.raise_signal(signal.SIGTERM), "KILLED", SystemExit),
+        (lambda: signal.raise_signal(signal.SIGUSR1), "KILLED", SystemExit),
+        (lambda: signal.raise_signal(signal.SIGUSR2), "KILLED", SystemExit),
     ],
-    ids=["end", "exit0", "exit3", "exception", "sigint", "sigterm"],
+    ids=["end", "exit0", "exit3", "exception", "sigint", "sigterm", "sigusr1", "sigusr2"],
 )
 def test_each_ending_has_its_status(cfg, ending, status, raised):
     expected = pytest.raises(raised) if raised is not None else contextlib.nullcontext()
@@ -306,7 +336,11 @@ def test_a_file_store_is_refused_with_the_uri_to_use_instead(cfg, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_secret_reaches_no_file(cfg):
+def test_a_secret_reaches_no_file(cfg, tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(
+        tmp_path
+    )  # the uncommitted changes of another project, such as this file, are none of its
     with daypoint.open_run(
         {**cfg, "db": {"password": "TOPSECRET"}, "url": "http://me:TOPSECRET@host/x"}
     ) as run:
@@ -479,3 +513,23 @@ def test_text_in_the_config_file_stays_text(cfg, text):
     with daypoint.open_run({**cfg, "text": text}) as run:
         pass
     assert OmegaConf.load(run.directory / f"config_{run.day}.yaml").text == text
+
+
+def test_ending_after_so_many_batches_costs_other_runs_nothing(tmp_path):
+    cfg = {"tracking": {"enabled": False, "outputs": str(tmp_path)}}
+    with daypoint.open_run(cfg, quiet=True) as run:
+        assert "log" not in vars(run)
+        run.log(loss=1.0)
+    assert identity.read_run(run.directory)["reproduces"] is None
+
+
+def test_a_value_without_a_name_is_refused_with_the_way_to_name_it(cfg):
+    with daypoint.open_run(cfg) as run:
+        for log in (run.log, run.log_epoch):
+            with pytest.raises(
+                ScalarError,
+                match=r"log: expected scalars by name, found Tensor; name it: run\.log\(loss=loss\)",
+            ):
+                log(torch.tensor(1.0))
+        run.log(loss=1.0)
+    assert len(events(run, "batch")) == 1

@@ -175,3 +175,16 @@ def test_several_terminals_at_once_send_everything_once(root):
     assert [process.wait() for process in processes] == [0, 0, 0]
     assert all(arrived(run) for run in runs)
     assert len(store.connect(runs[0].uri).search_runs(["1"])) == 6
+
+
+def test_a_damaged_journal_is_mentioned(root):
+    run = WrittenRun(root)
+    run.log(loss=1.0)
+    run.log(loss=2.0)
+    run.end()
+    content = bytearray(run.files.journal.read_bytes())
+    content[content.index(b'"loss"') + 2] ^= 1
+    run.files.journal.write_bytes(content)
+    (sent,) = sync([run.directory]).runs
+    assert sent.outcome == "sent"
+    assert "the journal is damaged (bytes " in sent.text

@@ -9,11 +9,13 @@ One number: a config that cannot work is one message, with the full key in it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -45,7 +47,7 @@ class Tracking:
     """At the end of a finished run, make its best checkpoint servable, as `daypoint package` does, in a process
     of its own. False, because that takes torch and mlflow some seconds."""
     tags: dict[str, str] = field(default_factory=dict)
-    """More tags for the MLflow run."""
+    """More tags for the MLflow run. `mlflow.note.content` is its description; other names of MLflow's own are refused."""
 
     def __post_init__(self) -> None:
         if self.uri == "":
@@ -57,13 +59,20 @@ class Tracking:
             raise ConfigError(
                 f"tracking.on_nonfinite: expected record, warn or stop, found {self.on_nonfinite!r}"
             )
-        if self.wait_seconds < 0:
+        if not self.wait_seconds >= 0:
             raise ConfigError(f"tracking.wait_seconds: expected seconds >= 0, found {self.wait_seconds}")
         if self.experiment is not None and not 0 < len(self.experiment) <= 500:
             raise ConfigError(
                 f"tracking.experiment: expected 1 to 500 characters, found {len(self.experiment)}; "
                 "use null for the default name"
             )
+        for name in self.tags:
+            ours = name in ("date", "host", "device") or name.startswith(("daypoint.", "git."))
+            if not name or ours or (name.startswith("mlflow.") and name != "mlflow.note.content"):
+                whose = "daypoint's" if ours else "MLflow's" if name else "nobody's"
+                raise ConfigError(
+                    f"tracking.tags: expected names of your own, found {name!r}, {whose}; rename it"
+                )
         day.zone(self.timezone)
 
 
@@ -118,7 +127,23 @@ class Trainer:
             raise ConfigError(f"trainer.clip_norm: expected a number > 0 or null, found {self.clip_norm}")
 
 
-SCHEMAS: dict[str, type] = {"tracking": Tracking, "trainer": Trainer}
+@dataclass(kw_only=True)
+class Sweep:
+    """How a sweep (`-m`) treats its jobs."""
+
+    resume: str | None = None
+    """A sweep to go on with, `last` or an address: only its jobs that are missing or failed are run."""
+    skip_done: bool = False
+    """Skip a job whose config has a finished run already, on any day."""
+    on_failure: str = "go_on"
+    """When a job fails: go_on | stop (jobs that have started go on)."""
+
+    def __post_init__(self) -> None:
+        if self.on_failure not in ("go_on", "stop"):
+            raise ConfigError(f"sweep.on_failure: expected go_on or stop, found {self.on_failure!r}")
+
+
+SCHEMAS: dict[str, type] = {"tracking": Tracking, "trainer": Trainer, "sweep": Sweep}
 
 
 # ---------------------------------------------------------------- resolving and checking
@@ -239,6 +264,7 @@ def fill(config: DictConfig, key: str, **found: Any) -> None:
                 raise ConfigError(f"{key}.{name}: the config says {given}, the data says {value}")
 
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _WAS_NULL, _WAS_AUTO = "daypoint_was_null", "daypoint_was_auto"
 
 
@@ -262,7 +288,30 @@ def filled(config: Any) -> dict[str, str | None]:
 def escaped(value: Any) -> Any:
     """Plain data as OmegaConf has to get it, so that text that looks like an interpolation stays text."""
     if isinstance(value, str):
-        return value.replace("${", "\\${")
+        # A backslash before it would escape the escape, and `\\${oc.env:TOKEN}` be evaluated after all.
+        return _INTERPOLATION.sub(lambda found: f"{found[1] * 2}\\${{", value)
     if isinstance(value, Mapping):
         return {key: escaped(item) for key, item in value.items()}
     return [escaped(item) for item in value] if isinstance(value, list) else value
+
+
+def to_yaml(raw: Mapping[str, Any]) -> bytes:
+    """A config as YAML that OmegaConf reads back as the same data.
+
+    Args:
+        raw: from `escaped`, or the content of an OmegaConf config that is not resolved.
+    """
+    text = yaml.dump(raw, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text.encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that a YAML reader might take for a number or a date, or whose characters it might change."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    is_plain = text.isprintable() and not re.match(r"[-+.\d]", text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _quoted)

@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint import day, identity, store
+from daypoint import day, identity, parent, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of, is_abandoned
 from daypoint.errors import DaypointError, RunError
@@ -45,6 +45,8 @@ LINGER_SECONDS = 300.0
 """How long to go on without progress when the trainer is gone."""
 HURRY_SECONDS = 20.0
 """How long to go on after SIGTERM: a cluster kills half a minute after it."""
+SWEEP_SECONDS = 10.0
+"""How long to wait for the end of the process of a sweep, when its jobs are over."""
 STALE_RUNS = 1000
 """The latest runs among which to look for what dead couriers left."""
 STALE_SECONDS = 60.0
@@ -99,6 +101,8 @@ class Delivery:
         self._looked_around = False
         self._stale_parcel: Parcel | None = None
         self._workshop = Workshop(lambda directory, text: _append(RunFiles(directory, "").courier_log, text))
+        self._sweeps: dict[tuple[str, Path], str] = {}
+        """Sweeps whose jobs went to a store, and to which experiment."""
 
     def run(self) -> None:
         """Until everything is delivered and the trainer is gone, or there is no point in going on."""
@@ -108,6 +112,7 @@ class Delivery:
             if not self._hung_up() and self._trainer_is_dead():
                 self._hang_up()
             if self._is_over(busy):
+                self._close_sweeps()
                 return
 
     def hurry(self, *_: object) -> None:
@@ -265,6 +270,8 @@ class Delivery:
         shipment = parcel.shipment
         assert shipment is not None
         shipment.close()
+        if day.sweep_file(parcel.directory.parent).is_file():
+            self._sweeps[parcel.uri, parcel.directory.parent] = shipment.experiment_id
         self._parcels.pop(str(parcel.directory), None)
         parcel.log.unlink(missing_ok=True)  # it stands for something that MLflow does not have yet
         self._tell(parcel, done=True, points=parcel.sent_points, bytes=shipment.offset_bytes)
@@ -339,6 +346,17 @@ class Delivery:
             self._give_up(f"no progress for {LINGER_SECONDS:.0f} s")
             return True
         return False
+
+    def _close_sweeps(self) -> None:
+        """The process of a sweep says how it ended as the last thing it does; then its parent run gets its status."""
+        deadline = time.monotonic() + SWEEP_SECONDS
+        while self._sweeps and not self._trainer_is_dead() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for (uri, directory), experiment_id in self._sweeps.items():
+            try:
+                parent.update(self._clients[uri], experiment_id, directory)
+            except Exception as error:  # `daypoint sync` does it again
+                _append(directory / "courier.log", one_line(error))
 
     def _give_up(self, why: str) -> None:
         self._workshop.leave(why)

@@ -20,14 +20,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from daypoint import day, ranks
-from daypoint.config import SCHEMAS, check, outputs_directory, section
+from daypoint import day, hydra_sweep, ranks, sweep
+from daypoint.config import SCHEMAS, Sweep, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
-from daypoint.files import write_atomic
-from daypoint.redaction import redact, redact_overrides
 
 RUN_DIRECTORY = "${daypoint.run_dir:}"
 SWEEP_DIRECTORY = "${daypoint.sweep_dir:}"
@@ -126,8 +123,11 @@ def register_configs() -> None:
     """
     from hydra.core.config_store import ConfigStore
 
+    with _one_message_and_exit():
+        sys.argv[1:] = hydra_sweep.expand_resume(sys.argv[1:], day.project_root() / "outputs")
     OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
+    OmegaConf.register_new_resolver("daypoint.job_dir", _job_dir, replace=True)
     store = ConfigStore.instance()
     for group, schema in SCHEMAS.items():
         store.store(group=group, name="schema", node=schema, provider="daypoint")
@@ -136,9 +136,10 @@ def register_configs() -> None:
         package="_global_",
         provider="daypoint",
         node={
+            "sweep": OmegaConf.structured(Sweep),
             "hydra": {
                 "run": {"dir": RUN_DIRECTORY},
-                "sweep": {"dir": SWEEP_DIRECTORY, "subdir": "${hydra:job.num}"},
+                "sweep": {"dir": SWEEP_DIRECTORY, "subdir": "${daypoint.job_dir:}"},
                 # run.json and config_DAY.yaml hold what .hydra/ would, with the secrets left out.
                 "output_subdir": None,
                 "job": {"chdir": False},
@@ -176,7 +177,22 @@ def _sweep_dir(*, _root_: DictConfig) -> str:
     return str(directory)
 
 
+_job_dirs: dict[tuple[Path, int], str] = {}
+
+
+def _job_dir(*, _root_: DictConfig) -> str:
+    """The name of a job's directory: its number, with a suffix when an earlier try at it has that."""
+    base, number = Path(_sweep_dir(_root_=_root_)), int(_root_.hydra.job.num)
+    if (base, number) not in _job_dirs:
+        names = (str(number), *(f"{number}-{attempt}" for attempt in range(2, 10_000)))
+        _job_dirs[base, number] = next(name for name in names if not day.is_run(base / name))
+    return _job_dirs[base, number]
+
+
 def _claim_once(kind: str, root: DictConfig) -> Path:
+    if kind == "sweep" and kind not in _claimed and (address := OmegaConf.select(root, "sweep.resume")):
+        _claimed[kind] = sweep.find(str(address), day.project_root() / "outputs")
+        _claimed_at[_claimed[kind]] = day.now()
     if kind not in _claimed:
         # A run that goes on has its directory; this one stays empty, unless Hydra logs into it.
         tracking = section(
@@ -223,25 +239,46 @@ class Preflight:
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         with _one_message_and_exit():
-            target = OmegaConf.to_container(config.hydra.sweep, resolve=False)["dir"]  # type: ignore
-            if target == SWEEP_DIRECTORY:
-                _claim_once("sweep", config)
+            section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
+            directory = Path(str(config.hydra.sweep.dir)).absolute()
+            if ranks.is_main():
+                hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None: ...
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None: ...
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        if ranks.is_main():
+            hydra_sweep.end(Path(str(config.hydra.sweep.dir)).absolute())
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Hydra has written multirun.yaml with every secret in clear; hide them before the first job begins."""
-        path = Path(str(config.hydra.sweep.dir)) / "multirun.yaml"
-        if current_job() is not None and current_job().sweep_job is not None and path.is_file():
-            plain = yaml.safe_load(path.read_text())
-            overrides = plain["hydra"]["overrides"]
-            overrides["task"] = redact_overrides(overrides["task"])
-            overrides["hydra"] = redact_overrides(overrides["hydra"])
-            plain["hydra"]["job"]["override_dirname"] = None
-            write_atomic(path, yaml.safe_dump(redact(plain), sort_keys=False, allow_unicode=True).encode())
+        job = current_job()
+        if job is None or job.sweep_job is None or not ranks.is_main():
+            return
+        directory = Path(str(config.hydra.sweep.dir)).absolute()
+        hydra_sweep.hide_secrets(directory / "multirun.yaml")
+        job_config = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        place = _place(job, directory)
+        hydra_sweep.begin_job(directory, job.sweep_job, job.overrides, place, lambda: check(job_config))
 
-    def on_job_end(self, config: DictConfig, **_: Any) -> None: ...
+    def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:
+        job = current_job()
+        if job is not None and job.sweep_job is None:
+            _say_in_one_message(job_return)
+        elif job is not None and ranks.is_main():
+            directory = Path(str(config.hydra.sweep.dir)).absolute()
+            stop = OmegaConf.select(config, "sweep.on_failure") == "stop"
+            hydra_sweep.end_job(directory, job.sweep_job, _place(job, directory), job_return, stop)
+
+
+def _place(job: HydraJob, sweep_directory: Path) -> str:
+    return os.path.relpath(job.directory, sweep_directory)
+
+
+def _say_in_one_message(job_return: Any) -> None:
+    """A config that cannot work is one message, wherever in the program it was found out."""
+    error = job_return._return_value
+    if isinstance(error, ConfigError) and os.environ.get("HYDRA_FULL_ERROR") != "1":
+        print(str(error) if str(error).startswith("error: ") else f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 @contextlib.contextmanager

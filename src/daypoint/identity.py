@@ -39,7 +39,16 @@ __all__ = [
 
 RUN_FORMAT = "daypoint/run/1"
 CARD_FORMAT = "daypoint/card/1"
-IGNORED = ("debug", "hydra", "resume", "tracking", "trainer.device", "trainer.keep", "trainer.save_every")
+IGNORED = (
+    "debug",
+    "hydra",
+    "resume",
+    "sweep",
+    "tracking",
+    "trainer.device",
+    "trainer.keep",
+    "trainer.save_every",
+)
 """Config keys that leave the result of a training as it is: where it is recorded, shown and computed."""
 
 _LARGEST_JSON_BYTES = 32 * 2**20

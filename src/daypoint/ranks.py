@@ -8,6 +8,7 @@ travels through the store that `torchrun` serves to its workers.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from datetime import timedelta
 
 from daypoint.errors import RunError
@@ -25,6 +26,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def count() -> int:
+    """How many processes this job has."""
+    return _number("WORLD_SIZE", 1) if is_distributed() else 1
+
+
 def is_distributed() -> bool:
     """Whether there are other processes in this job."""
     return _number("WORLD_SIZE", 1) > 1
@@ -38,11 +44,15 @@ def _number(name: str, default: int) -> int:
         raise RunError(f"${name}: expected a whole number, found {text!r}; unset it") from None
 
 
+_met: Counter[str] = Counter()
+"""How often this process has agreed on each name: every rank asks in the same order, so the count tells them apart."""
+
+
 def agree(name: str, value: str) -> str:
     """Rank 0's value of something, on every rank. Outside a distributed job, the value itself.
 
     Args:
-        name: what is agreed on; once per process.
+        name: what is agreed on. Asked again, it is agreed on anew (a second run of the same job).
         value: rank 0's value; ignored on the others.
 
     Raises:
@@ -64,7 +74,8 @@ def _meet(name: str, value: str) -> str:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=WAIT_SECONDS))
-    key = f"daypoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    key = f"daypoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}/{_met[name]}"
+    _met[name] += 1
     if is_main():
         store.set(key, value)
         return value

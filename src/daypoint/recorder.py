@@ -128,6 +128,8 @@ class Recorder:
                 step = self.step
             elif type(step) is not int or not 0 <= step <= LARGEST_STEP:
                 step = to_step(step)
+            if step < self._epoch_first_step:  # a script that counts anew in every epoch
+                self._epoch_first_step = step
             spool = self._spool
             if tuple(metrics) == spool.names and spool.put(metrics, step):
                 self.step = step + 1
@@ -313,6 +315,8 @@ class Recorder:
     def log_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Record scalars of the whole epoch (validation); their step is that of the last batch.
 
+        Between two epochs they belong to the one that has just ended.
+
         Values on a device are waited for, and all that was deferred is written first.
 
         Raises:
@@ -324,7 +328,10 @@ class Recorder:
         step = max(self.step - 1, 0)
         values = self._through_the_door(metrics, step, None, deferred=())
         self._append("epoch_metrics", now_ms(), step, values)
-        self._epoch_metrics.update(values)
+        if self.epoch is not None:
+            self._epoch_metrics.update(values)
+        elif self.epochs:
+            self.epochs[-1]["metrics"].update(values)
         self._tell()
 
     def end_epoch(self, complete: bool = True) -> dict[str, Any]:
@@ -378,19 +385,26 @@ class Recorder:
             metrics[monitor] = mean
         return metrics
 
-    def checkpoint(self, path: str, epoch: int | None, metrics: Mapping[str, Any]) -> None:
-        """Record that a checkpoint was committed."""
-        self.flush()
-        self._journal.append(
-            {
-                "event": "checkpoint",
-                "time": now_ms(),
-                "step": self.step,
-                "epoch": epoch,
-                "path": path,
-                "metrics": metrics,
-            }
-        )
+    def checkpoint(self, path: str, card: Mapping[str, Any]) -> None:
+        """Record that a checkpoint was committed; batches may have been logged since it was taken.
+
+        Unlike other events it waits for no device.
+
+        Args:
+            path: of the checkpoint, in the run directory.
+            card: its identity card.
+        """
+        event = {
+            "event": "checkpoint",
+            "time": now_ms(),
+            "step": card["step"],
+            "epoch": card["epoch"],
+            "path": path,
+            "metrics": card["metrics"],
+        }
+        with self._lock:  # no row may begin between the two
+            self._drain()
+            self._journal.append(event)
 
     def finish(self) -> None:
         """`flush` for the last time; on a full disk with the space of the spool itself.

@@ -74,7 +74,10 @@ def replay(events: Iterable[Mapping[str, Any]], step: int) -> Replay:
                 state.stats.setdefault(name, RunningStats()).update(value)
         elif kind == "epoch_metrics":
             state.latest.update(event["metrics"])
-            state.metrics.update(event["metrics"])
+            if event["epoch"] is not None:
+                state.metrics.update(event["metrics"])
+            elif state.epochs:
+                state.epochs[-1]["metrics"].update(event["metrics"])
         elif kind == "epoch" and (event["complete"] or event["first_step"] + event["steps"] < step):
             entry = {
                 key: event[key]

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from daypoint import catalog, config, hydra_app, identity
+from daypoint import catalog, config, hydra_app, hydra_sweep, identity
 from daypoint.errors import ConfigError
 from daypoint.redaction import HIDDEN
 
@@ -44,6 +44,7 @@ def resumed(cfg: DictConfig) -> DictConfig:
         AddressError: the address names no run, or more than one.
         ConfigError: the command line changes what cannot change in the middle of a training.
     """
+    hydra_sweep.check_job()
     address = cfg.get("resume")
     if address is None:
         return cfg
@@ -67,12 +68,23 @@ def _resumed(cfg: DictConfig, address: str) -> DictConfig:
 
 def thawed(record: Mapping[str, Any]) -> DictConfig:
     """A recorded config as one that can be changed: what was a reference to another value follows it again,
-    and what the program had filled in is left for it to fill in. All else is the recorded data."""
+    and what the program had filled in is left for it to fill in. All else is the recorded data.
+
+    Raises:
+        ConfigError: a reference is none.
+    """
     frozen = OmegaConf.create(config.escaped(record["config"]))
     for key, before in record["filled"].items():
-        OmegaConf.update(frozen, key, before)
+        OmegaConf.update(frozen, key, None if before is None else "auto")
     for key, target in record["references"].items():
-        OmegaConf.update(frozen, key, f"${{{target}}}")
+        reference = f"${{{target}}}"
+        if not _REFERENCE.fullmatch(
+            reference
+        ):  # a record is data from disk: it may name a key, and call nothing
+            raise ConfigError(
+                f"{key}: expected a reference to another key of the config, found {reference!r}"
+            )
+        OmegaConf.update(frozen, key, reference)
     return frozen
 
 

@@ -9,7 +9,9 @@ microsecond.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -20,14 +22,15 @@ from typing import Any, NoReturn
 from daypoint import checkpoint, config, day, identity, shelf, store
 from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
-from daypoint.courier import Courier
+from daypoint.courier import Courier, Outcome
 from daypoint.day import RunFiles
-from daypoint.errors import CheckpointError, DaypointError, RunError
+from daypoint.errors import CheckpointError, DaypointError, RunError, ScalarError
 from daypoint.journal import Journal
 from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt, message_of
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact_text
+from daypoint.saver import Saver
 from daypoint.scalar import check_scalar, to_step
 
 _process = os.getpid()
@@ -42,11 +45,40 @@ def _learn_process() -> None:
 os.register_at_fork(after_in_child=_learn_process)
 
 
-class Terminated(SystemExit):
-    """SIGTERM, as an exception, so that the run can end properly; the exit code is the shell's 143."""
+_sent_in_background: dict[Path, Run] = {}
+"""Jobs of a sweep that ended in this process."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+
+@atexit.register
+def _wait_for_mlflow() -> None:
+    """At the end of a sweep's process, wait for all of its jobs together as long as for a single run."""
+    runs = [run for run in _sent_in_background.values() if run._process == os.getpid()]
+    if not runs:
+        return
+    seconds = runs[-1]._settings.wait_seconds
+    deadline = time.monotonic() + seconds
+    missing = [run for run in runs if not run._is_delivered(max(0.0, deadline - time.monotonic()))]
+    text = f"everything of {len(runs)} jobs is there"
+    if missing:
+        text = (
+            f"{len(missing)} of {len(runs)} jobs are not there yet; send the rest with: daypoint sync today"
+        )
+    runs[-1]._console.say(f"mlflow: {text}")
+
+
+def _mapping(metrics: Any) -> Mapping[str, Any]:
+    if isinstance(metrics, Mapping):
+        return metrics
+    raise ScalarError(
+        f"log: expected scalars by name, found {type(metrics).__name__}; name it: run.log(loss=loss), or run.log({{'loss': loss}})"
+    )
+
+
+class Terminated(SystemExit):
+    """SIGTERM, SIGUSR1 or SIGUSR2, as an exception, so that the run can end properly; the exit code is the shell's."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
 
 
 class Run:
@@ -100,6 +132,8 @@ class Run:
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
         self._stopping: BaseException | None = None
+        self._saver = Saver(record, files, recorder, console) if recorder is not None else None
+        self._written = self._saver.written if self._saver is not None else ()
 
     # ------------------------------------------------------------ recording
 
@@ -150,28 +184,47 @@ class Run:
             self._refuse()
         if metrics is None:
             metrics = named
-        elif named:
-            metrics = {**metrics, **named}
+        elif type(metrics) is not dict or named:
+            metrics = {**_mapping(metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
                 check_scalar(value, name, batch_size)
             self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
             return
+        if step is not None and "step" not in self._warned:
+            self._warn_of_step(step)
+        if self._written:
+            self._settle()
         self._recorder.log(metrics, step, batch_size)
         if self._console.has_bar:
             self._console.step(self._recorder)
         if self._stopping is not None:
             self._stop_here()
 
+    def _end_after(self, batches: int) -> None:
+        """Have the run end well with so many batches, for `daypoint reproduce`. Others pay nothing for it.
+
+        It ends when the next one would be recorded, so that what follows the last one (an epoch's end, a checkpoint) is there.
+        """
+        log, count = self.log, itertools.count(1)
+
+        def log_or_end(*metrics: Any, **options: Any) -> None:
+            if next(count) > batches:
+                raise SystemExit(0)
+            log(*metrics, **options)
+
+        self.log = log_or_end  # type: ignore[method-assign]
+
     def log_epoch(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""
         if self._ended or os.getpid() != self._process:
             self._refuse()
-        metrics = {**(metrics or {}), **named}
+        metrics = {**_mapping({} if metrics is None else metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
                 check_scalar(value, name)
             return
+        self._settle()
         self._recorder.log_epoch(metrics)
         self._stop_if_asked()
 
@@ -298,60 +351,55 @@ class Run:
         return state.extra or {}
 
     def save(
-        self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None, **extra: Any
+        self,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        wait: bool = False,
+        **extra: Any,
     ) -> Path | None:
-        """Write a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
+        """Make a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
+
+        Everything is copied into the memory of the CPU; then this returns, and a thread writes the copy while
+        training goes on. One write is under way at most: a save that finds an earlier one unfinished waits for
+        it first. The end of the run waits for the last one. Until it is whole, a crash leaves the checkpoint
+        before it.
 
         Args:
             model: a torch module; `torch.compile` and DDP wrappings are taken off.
             optimizer, scheduler, scaler: whatever has a `state_dict`.
+            wait: return when the checkpoint is on the disk. Nothing is copied then.
             extra: more plain data or tensors to come back at a resume.
 
         Returns:
-            The checkpoint directory; None on other ranks than 0.
+            The checkpoint directory, which is there when the write is done; None on other ranks than 0.
 
         Raises:
-            CheckpointError: it could not be written; the previous one is untouched.
+            CheckpointError: something cannot be stored; or this checkpoint (with `wait`) or the one before it
+                could not be written. In the latter case this one is being written all the same. Other
+                checkpoints are untouched. What goes wrong with the last one is raised at the end of the run.
         """
         if self._ended or os.getpid() != self._process:
             self._refuse()
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._objects = {**given, **extra}
-        path = self._save(gradients=False)
+        path = self._save(wait)
         if self._stopping is not None:  # this is the checkpoint to stop with
             ending, self._stopping = self._stopping, None
             raise ending
         return path
 
-    def _save(self, gradients: bool) -> Path | None:
-        if self._recorder is None:
+    def _save(self, wait: bool = False, gradients: bool = False) -> Path | None:
+        if self._saver is None:
             return None
-        recorder = self._recorder
-        recorder.flush()
-        monitor = self._record["monitor"]["metric"] if self._record["monitor"] else None
-        metrics = recorder.checkpoint_metrics(monitor)
-        if monitor is not None and monitor not in recorder.latest and monitor not in self._warned:
-            self._warned.add(monitor)
-            there = ", ".join(recorder.latest) or "none"
-            self._console.warn(f"monitor {monitor!r}: no metric of that name was logged; there are {there}")
-        known = ("model", "optimizer", "scheduler", "scaler")
-        path = checkpoint.save(
-            self._files,
-            step=recorder.step,
-            epoch=recorder.epoch,
-            record=self._record,
-            attempt=len(self._record["attempts"]),
-            **{name: self._objects.get(name) for name in known},
-            extra={name: value for name, value in self._objects.items() if name not in known} or None,
-            metrics=metrics,
-            parent=self._parent,
-            gradients=gradients,
-        )
-        recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, metrics)
-        keep = self._record["keep"]
-        if keep is not None:
-            shelf.prune(self._files, keep_last=keep, keep_best=1)
-        return path
+        return self._saver.save(self._objects, self._parent, wait=wait, gradients=gradients)
+
+    def _settle(self) -> None:
+        """Enter the checkpoints that have been written meanwhile into the journal."""
+        if self._saver is not None:
+            self._saver.settle()
 
     def _stop(self, ending: BaseException) -> None:
         """A signal asks for the end: after the step if a checkpoint can be made there, else now."""
@@ -373,7 +421,7 @@ class Run:
         assert self._stopping is not None
         ending, self._stopping = self._stopping, None
         try:
-            self._save(gradients=True)
+            self._save(gradients=True)  # the end waits for it
         except CheckpointError as error:
             self._console.warn(str(error))
         raise ending
@@ -387,6 +435,15 @@ class Run:
         raise RunError(
             f"run {self.address}: it has ended; log inside the `with daypoint.open_run(...)` block"
         )
+
+    def _warn_of_step(self, step: Any) -> None:
+        """Steps that go back: two batches at one step are one point in a chart, and a resume cannot tell them apart."""
+        if type(step) is int and 0 <= step < self._recorder.step:
+            self._warned.add("step")
+            self._console.warn(
+                f"step {step} comes after step {self._recorder.step - 1}: steps count over the whole run, not anew in every "
+                "epoch; leave step= out, or give the number of the batch in the run (said once)"
+            )
 
     def _on_nonfinite(self, name: str, value: float, step: int) -> None:
         policy = self._settings.on_nonfinite
@@ -416,23 +473,27 @@ class Run:
             return
         failures: list[BaseException] = [self._left_error] if self._left_error else []
         self._console.stop()
-        recorder, journal = self._recorder, self._journal
-        if recorder is None or journal is None:
+        recorder, journal, saver = self._recorder, self._journal, self._saver
+        if recorder is None or journal is None or saver is None:
             self._ended = True
             return
 
         def attempt(action: Callable[[], object]) -> None:
             try:
                 action()
-            except (DaypointError, OSError) as failure:
+            except (DaypointError, OSError, KeyboardInterrupt, Terminated) as failure:
                 failures.append(failure)
 
+        self._objects = {}  # no signal asks for one more checkpoint
         attempt(recorder.finish)
         attempt(lambda: self._end_epoch(complete=False))
+        attempt(saver.finish)
+        attempt(saver.settle)
         self._ended = True
         attempt(recorder.write_train_log)
         if failures and status == "FINISHED":
-            status, error = "FAILED", failures[0]
+            error = failures[0]
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
         summary = (
             redact_text(": ".join(filter(None, (type(error).__name__, message_of(error)))))
             if error is not None
@@ -457,7 +518,11 @@ class Run:
         attempt(recorder.close)
         journal.close()
         self._tell_the_end(status, summary, recorder)
-        if failures and (error is None or error is failures[0]):
+        is_raised = bool(failures) and (error is None or error is failures[0])
+        for failure in failures[is_raised:]:
+            if isinstance(failure, Exception):
+                self._console.warn(str(failure))
+        if is_raised:
             raise failures[0]
 
     def _tell_the_end(self, status: str, summary: str | None, recorder: Recorder) -> None:
@@ -503,11 +568,14 @@ class Run:
         """Wait, with a bound, until MLflow has everything; what to print about it."""
         if self._courier is None:
             return "off (tracking.enabled=false)"
-        outcome = self._courier.close_run(
-            self.directory,
-            self._settings.wait_seconds,
-            on_wait=lambda seconds: self._console.say(f"waiting for MLflow, {seconds:.0f} s at most …"),
-        )
+        if self._record["sweep"] is not None:  # the next job need not wait for it
+            self._courier.close_run(self.directory, 0.0)
+            _sent_in_background[self.directory] = self
+            return f"experiment {self._record['experiment']}, sent in the background"
+        try:
+            outcome = self._close(self._settings.wait_seconds)
+        except KeyboardInterrupt:  # the run has ended; only the waiting is given up
+            return f"being sent in the background; if that fails: daypoint sync {self._called}"
         if outcome.done:
             page = outcome.url or ""
             where = (
@@ -515,4 +583,25 @@ class Run:
             )
             return f"experiment {self._record['experiment']}, {where}"
         why = f" ({outcome.error})" if outcome.error else ""
-        return f"not everything is there yet{why}; send the rest with: daypoint sync {self._called}"
+        rows = (
+            f"{outcome.pending_rows:,} rows pending"
+            if outcome.pending_rows
+            else "not everything is there yet"
+        )
+        return f"{rows}{why}; send the rest with: daypoint sync {self._called}"
+
+    def _close(self, wait_seconds: float) -> Outcome:
+        assert self._courier is not None
+        return self._courier.close_run(
+            self.directory,
+            wait_seconds,
+            on_wait=lambda seconds: self._console.say(
+                f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
+            ),
+        )
+
+    def _is_delivered(self, wait_seconds: float) -> bool:
+        try:
+            return self._close(wait_seconds).done
+        except KeyboardInterrupt:
+            return False

@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daypoint import day, identity, journal, keys, store
+from daypoint import day, identity, journal, keys, note, parent, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of
 from daypoint.errors import RunError, StoreError
@@ -95,6 +95,8 @@ class Shipment:
         self._client = client
         self._record = identity.read_run(directory)
         self._files = RunFiles(directory, self._record["day"])
+        # Where it lies now: a project may have been moved.
+        self._sweep = directory.parent if (self._record.get("sweep") or {}).get("uid") else None
         run = self._find_or_create(uri, artifacts)
         self.run_id: str = run.info.run_id
         self.experiment_id: str = run.info.experiment_id
@@ -146,6 +148,11 @@ class Shipment:
     def status(self) -> str:
         return self._tags.get("daypoint.status", "RUNNING")
 
+    @property
+    def damage(self) -> str:
+        """What of the journal could not be read, in words."""
+        return self._tags.get("daypoint.damaged")
+
     # ------------------------------------------------------------ the run in MLflow
 
     def _find_or_create(self, uri: str, artifacts: str | None) -> Run:
@@ -167,7 +174,10 @@ class Shipment:
                 f"run {self._address()}: expected a live run in MLflow, found {run_id}, which was deleted there; restore "
                 f"it with `MLFLOW_TRACKING_URI={uri} mlflow runs restore --run-id {run_id}`"
             )
-        return client.create_run(experiment_id, record["started_ms"], self._first_tags(), record["name"])
+        tags = self._first_tags()
+        if self._sweep is not None and (mother := parent.find_or_create(client, experiment_id, self._sweep)):
+            tags["mlflow.parentRunId"] = mother
+        return client.create_run(experiment_id, record["started_ms"], tags, record["name"])
 
     def _experiment(self, name: str, uri: str, artifacts: str | None) -> str:
         from mlflow.exceptions import MlflowException
@@ -187,16 +197,17 @@ class Shipment:
         return number
 
     def _address(self) -> str:
-        for parent in self.directory.parents:
-            if parent.name == self._record["day"]:
-                return day.address_of(self.directory, parent.parent)
+        for above in self.directory.parents:
+            if above.name == self._record["day"]:
+                return day.address_of(self.directory, above.parent)
         return str(self.directory)
 
     def _first_tags(self) -> dict[str, str]:
         """The tags that a run is created with. They are not written again: people edit the note."""
         record, address = self._record, self._address()
-        commit, dirty = record["git"]["commit"], record["git"]["dirty"]
-        argv = record["attempts"][0]["argv"]
+        first = record["attempts"][0]
+        git, argv = first.get("git", record["git"]), first["argv"]
+        commit, dirty = git["commit"], git["dirty"]
         sweep = record["sweep"]
         tags = {
             **{keys.mlflow_key(name): text for name, text in (record.get("tags") or {}).items()},
@@ -209,13 +220,16 @@ class Shipment:
             "mlflow.source.name": argv[0] if argv else None,
             "mlflow.source.type": "LOCAL",
             "mlflow.user": record["user"],
-            "mlflow.note.content": f"daypoint run of {record['day']}; see `daypoint show {address}`",
+            "mlflow.note.content": note.first_note(record, address),
             "daypoint.uid": record["uid"],
             "daypoint.run": address,
             "daypoint.directory": str(self.directory),
+            "daypoint.reproduces": (record.get("reproduces") or {}).get("address"),
             "daypoint.sweep": f"{Path(sweep['directory']).name}/{sweep['job']}" if sweep else None,
             "daypoint.status": "RUNNING",
         }
+        if own := (record.get("tags") or {}).get("mlflow.note.content"):
+            tags["mlflow.note.content"] = own
         return {key: fit(str(text), _TAG_LIMIT) for key, text in tags.items() if text is not None}
 
     def _complete(self, run: Run) -> None:
@@ -300,9 +314,24 @@ class Shipment:
                     self._client.log_artifact(self.run_id, str(path))
             if ending.error:
                 self._tags.set("daypoint.error", ending.error)
+            self._tell_note(ending.status)
             self._tags.set("daypoint.status", ending.status)  # sent last: everything is there
         self._send_tags()
+        self.update_parent()
         return True
+
+    def update_parent(self) -> None:
+        """Bring the parent run of the sweep, if this is one of its jobs, up to date."""
+        if self._sweep is not None and day.sweep_file(self._sweep).is_file():
+            parent.update(self._client, self.experiment_id, self._sweep)
+
+    def _tell_note(self, status: str) -> None:
+        """Say on the run's page how it went, unless somebody has written something there."""
+        told, address = self._tags.get("mlflow.note.content"), self._address()
+        first = told == note.first_note(self._record, address)
+        if first or told.startswith(f"**{address}** "):
+            self._record = identity.read_run(self.directory)
+            self._tags.set("mlflow.note.content", note.final_note(self._files, self._record, address, status))
 
     def _remark_damage(self, damage: Damage) -> None:
         last = damage.offset_bytes + damage.length_bytes

@@ -1,0 +1,316 @@
+"""A sweep as daypoint sees it run: each job is written into `sweep.json`, a failing one spares the rest.
+
+Hydra's launchers run the jobs; nothing is scheduled here. What Hydra would do with a job that fails (give up the sweep at
+the first, without a word about the others) is replaced: the failure is recorded, the sweeper gets no value for it, and when
+all is done the failures are listed with their directories and the exit code is 1. A job that is done already leaves
+by an exception, since Hydra knows no other way. Called by the callback in `daypoint.hydra_app`, in the process of
+the sweep and in those of its jobs. One number: 2 ms a job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from daypoint import day, sweep
+from daypoint.errors import ConfigError, DaypointError
+from daypoint.files import loads, write_atomic
+from daypoint.redaction import redact, redact_overrides, redact_text
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+
+class JobSkipped(Exception):
+    """The job has nothing to do: its work is done already, or the sweep was stopped.
+
+    Attributes:
+        value: the objective that it had; None if that is not known.
+        done_by: the directory of the run that did it; None when the sweep was stopped.
+        told: whether the manifest has the job as it is.
+    """
+
+    def __init__(
+        self, text: str, value: float | None = None, done_by: str | None = None, told: bool = False
+    ) -> None:
+        super().__init__(text)
+        self.value = value
+        self.done_by = done_by
+        self.told = told
+
+
+class JobLeft(Exception):
+    """`sys.exit(code)` inside a job: the end of that job, not of the sweep."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"sys.exit({code!r})")
+        self.is_good = code in (None, 0)
+
+
+_refusal: Exception | None = None
+"""Why the job that runs now should not go on."""
+
+
+def check_job() -> None:
+    """Leave the job that runs now if there is no point in it. Outside a sweep nothing happens.
+
+    Raises:
+        ConfigError: its config cannot work.
+        JobSkipped: it is done already.
+    """
+    if _refusal is not None:
+        raise _refusal
+
+
+# ---------------------------------------------------------------- the sweep
+
+
+def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
+    """The sweep starts, or goes on: write its manifest, and see that it gets an end."""
+    overrides = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
+    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+    space = space_of([f"{key}={value}" for key, value in params.items()] + overrides)
+    sweep.create(directory, moment=moment, overrides=redact_overrides(overrides), space=space)
+    atexit.register(_left_open, directory, os.getpid())
+
+
+def space_of(overrides: list[str]) -> dict[str, list[str]]:
+    """The values of each override that has several, as text; a range to be searched is one text."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    space: dict[str, list[str]] = {}
+    for text in overrides:
+        with contextlib.suppress(HydraException):  # Hydra itself is about to say what is wrong with it
+            override = OverridesParser.create().parse_override(text)
+            if override.is_sweep_override():
+                key = override.get_key_element().lstrip("+")
+                values = (
+                    [*override.sweep_string_iterator()]
+                    if override.is_discrete_sweep()
+                    else [text.partition("=")[2]]
+                )
+                hidden = redact_overrides([f"{key}={value}" for value in values])
+                space[key] = [item.partition("=")[2] for item in hidden]
+    return space
+
+
+def end(directory: Path) -> None:
+    """All jobs are over: say how they went.
+
+    Raises:
+        SystemExit: with code 1, when one of them failed.
+    """
+
+    def close(manifest: dict[str, Any]) -> None:
+        failed = any(job["status"] not in sweep.DONE for _, job in sweep.jobs_of(manifest))
+        manifest["status"] = "FAILED" if failed or manifest["stopped"] else "FINISHED"
+        manifest["ended"] = _now()
+
+    manifest = sweep.change(directory, close)
+    print_summary(directory, manifest)
+    if manifest["status"] != "FINISHED":
+        raise SystemExit(1)
+
+
+def _left_open(directory: Path, pid: int) -> None:
+    """The process goes: a sweep without a job leaves nothing, one that was cut short says so."""
+    if os.getpid() != pid or not day.sweep_file(directory).is_file():
+        return
+    manifest = sweep.read(directory)
+    if not manifest["jobs"]:
+        for path in (day.sweep_file(directory), directory / "multirun.yaml", *directory.glob(".*.lock")):
+            path.unlink(missing_ok=True)
+        for path in (directory, directory.parent, directory.parent.parent):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+    elif manifest["status"] == "RUNNING":
+        manifest = sweep.change(directory, lambda current: current.update(status="KILLED"))
+        print_summary(directory, manifest)
+
+
+def hide_secrets(path: Path) -> None:
+    """Hydra has written multirun.yaml with every secret in clear; hide them before the first job begins."""
+    if path.is_file():
+        plain = yaml.safe_load(path.read_text())
+        overrides = plain["hydra"]["overrides"]
+        overrides["task"] = redact_overrides(overrides["task"])
+        overrides["hydra"] = redact_overrides(overrides["hydra"])
+        plain["hydra"]["job"]["override_dirname"] = None
+        write_atomic(path, yaml.safe_dump(redact(plain), sort_keys=False, allow_unicode=True).encode())
+
+
+# ---------------------------------------------------------------- a job
+
+
+def begin_job(
+    directory: Path, number: int, overrides: list[str], place: str, check: Callable[[], object]
+) -> None:
+    """A job starts in this process. Whether it should is told to `check_job`, which the program calls.
+
+    Args:
+        directory: the sweep directory.
+        place: the name of the job's directory in it.
+        check: the pre-flight check of its config.
+    """
+    global _refusal
+    _refusal = None
+    overrides = redact_overrides([text for text in overrides if not text.startswith("sweep.")])
+    manifest = sweep.read(directory)
+    if manifest["stopped"]:
+        _refusal = JobSkipped("the sweep was stopped by an earlier failure", told=True)
+        return
+    if (done := sweep.job_done(manifest, overrides)) is not None:
+        _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"), told=True)
+        return
+    facts = {"status": "RUNNING", "overrides": overrides, "directory": place, "started": _now()}
+    sweep.change_job(directory, number, **facts, error=None, value=None, uid=None, mode=None)
+    try:
+        check()
+    except ConfigError as error:
+        _refusal = error
+
+
+def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_failure: bool) -> None:
+    """A job is over, well or not. Hydra learns a value in each case, so that it goes on with the others."""
+    from hydra.core.utils import JobStatus
+
+    global _refusal
+    _refusal = None
+    result = job._return_value
+    if isinstance(result, JobSkipped):
+        job.status, job.return_value = JobStatus.COMPLETED, result.value
+        if not result.told:
+            sweep.change_job(
+                directory,
+                number,
+                status="SKIPPED",
+                value=result.value,
+                directory=result.done_by,
+                error=str(result),
+            )
+        return
+    run = _run_record(directory / place)
+    facts: dict[str, Any] = {"ended": _now(), "uid": run.get("uid")}
+    facts |= {
+        "metric": (run.get("monitor") or {}).get("metric"),
+        "mode": (run.get("monitor") or {}).get("mode"),
+    }
+    if isinstance(result, JobLeft) and result.is_good:
+        job.status, job.return_value = JobStatus.COMPLETED, None
+        sweep.change_job(directory, number, status="FINISHED", **facts)
+    elif job.status == JobStatus.FAILED:
+        text = redact_text(
+            f"{type(result).__name__}: {result}" if not isinstance(result, DaypointError) else str(result)
+        )
+        if not isinstance(result, DaypointError | JobLeft):
+            traceback.print_exception(result)
+        print(f"job {number} failed: {text}", file=sys.stderr, flush=True)
+        job.status, job.return_value = JobStatus.COMPLETED, None
+        manifest = sweep.change_job(directory, number, status="FAILED", error=text, **facts)
+        if stop_at_failure and not manifest["stopped"]:
+            sweep.change(directory, lambda current: current.update(stopped=True))
+    else:
+        sweep.change_job(directory, number, status="FINISHED", value=_plain(result), **facts)
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat()
+
+
+def _plain(value: Any) -> bool | int | float | None:
+    return value if isinstance(value, bool | int | float) else None
+
+
+def _run_record(directory: Path) -> dict[str, Any]:
+    try:
+        return loads((directory / "run.json").read_bytes())
+    except (OSError, ValueError):
+        return {}  # it failed before it opened a run
+
+
+# ---------------------------------------------------------------- what a person sees
+
+
+def print_summary(directory: Path, manifest: dict[str, Any]) -> None:
+    """The jobs as a table, means over seeds, and what failed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    jobs = sweep.jobs_of(manifest)
+    metric = next((job["metric"] for _, job in reversed(jobs) if job.get("metric")), "value")
+    best = sweep.best(manifest)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("job", "status", metric, "overrides", "run"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("job", metric) else "left")
+    for number, job in jobs:
+        value = job.get("value")
+        shown = "" if value is None else f"{value:.4g}"
+        mark = " *" if best is not None and best[0] == number else ""
+        status = "KILLED" if job["status"] == "RUNNING" else job["status"]
+        varying = " ".join(sweep.varying(job["overrides"], manifest))
+        table.add_row(str(number), status, shown + mark, varying, job["directory"] or "")
+    console.width = max(console.width, 400)
+    address = f"{directory.parent.name}/{directory.name}"
+    console.print(f"\nsweep {address}  {directory}")
+    console.print(table)
+    if best is not None:
+        console.print(f"* the best of {len(jobs)} jobs")
+    for rest, count, mean, deviation in sweep.over_seeds(manifest):
+        console.print(f"over {count} seeds: {metric} {mean:.4g} ± {deviation:.2g}  {' '.join(rest)}")
+    failures = [(number, job) for number, job in jobs if job["status"] not in sweep.DONE]
+    for number, job in failures:
+        error = (job.get("error") or "killed").splitlines()[0][:300]
+        console.print(f"job {number}: {error}\n  {directory / (job['directory'] or '')}")
+    missing = " or missing" if manifest["stopped"] or manifest["status"] == "KILLED" else ""
+    if failures or missing:
+        script = Path(sys.argv[0]).name or "train.py"
+        console.print(
+            f"{len(failures)} of {len(jobs)} jobs failed; run what failed{' or is missing' if missing else ''} again:"
+        )
+        console.print(f"  python {script} -m sweep.resume={address}")
+
+
+# ---------------------------------------------------------------- sweep.resume
+
+
+def expand_resume(arguments: list[str], outputs: Path) -> list[str]:
+    """The command line of a sweep that goes on: `-m sweep.resume=ADDRESS` with the overrides that the sweep had.
+
+    Raises:
+        AddressError: it names no sweep.
+        ConfigError: there are other overrides too, or the sweep's hold a secret that was hidden.
+    """
+    given = [text for text in arguments if text.startswith("sweep.resume=")]
+    if (
+        not given
+        or not {"-m", "--multirun"} & set(arguments)
+        or given[-1] in ("sweep.resume=null", "sweep.resume=")
+    ):
+        return arguments
+    others = [t for t in arguments if "=" in t and not t.startswith(("sweep.", "hydra", "-", "+hydra"))]
+    if others:
+        raise ConfigError(
+            f"sweep.resume: expected no other overrides, found {' '.join(others)}; the sweep is run as it was, "
+            "start a new one to change it"
+        )
+    directory = sweep.find(given[-1].partition("=")[2].strip("'\""), outputs)
+    recorded = sweep.read(directory)["overrides"]
+    if hidden := [text for text in recorded if "***" in text]:
+        raise ConfigError(
+            f"sweep.resume: {' '.join(hidden)}: a secret, which no file holds; put it into the environment and into the config "
+            "as ${oc.env:NAME}, and start a new sweep"
+        )
+    kept = [text for text in arguments if not text.startswith("sweep.resume=")]
+    return [*kept, *recorded, f"sweep.resume='{directory}'"]
