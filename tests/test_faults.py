@@ -273,7 +273,7 @@ def everything(store):
             "params": rows("params", "t.key, t.value"),
             "metrics": rows("metrics", "t.key, t.value, t.timestamp, t.step, t.is_nan"),
             "latest": rows("latest_metrics", "t.key, t.value, t.timestamp, t.step, t.is_nan"),
-            "tags": rows("tags", "t.key, t.value"),
+            "tags": [row for row in rows("tags", "t.key, t.value") if row[1] != "mlflow.parentRunId"],
             "experiments": sorted(connection.execute("SELECT name FROM experiments").fetchall()),
             "datasets": sorted(connection.execute("SELECT name, digest FROM datasets").fetchall()),
             "logged models": rows_of_runs("logged_models", "source_run_id", "t.name, t.status"),
