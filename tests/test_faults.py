@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -263,34 +264,68 @@ def everything(store):
             statement = f"SELECT u.value, {columns} FROM {table} t JOIN tags u ON u.run_uuid = t.run_uuid AND u.key = 'daypoint.uid'"
             return sorted(connection.execute(statement).fetchall())
 
+        def rows_of_runs(table, run_column, columns):
+            statement = f"SELECT u.value, {columns} FROM {table} t JOIN tags u ON u.run_uuid = t.{run_column} AND u.key = 'daypoint.uid'"
+            return sorted(connection.execute(statement).fetchall())
+
         found = {
             "runs": rows("runs", "t.name, t.status, t.start_time, t.end_time, t.user_id, t.lifecycle_stage"),
             "params": rows("params", "t.key, t.value"),
             "metrics": rows("metrics", "t.key, t.value, t.timestamp, t.step, t.is_nan"),
             "latest": rows("latest_metrics", "t.key, t.value, t.timestamp, t.step, t.is_nan"),
-            "tags": rows("tags", "t.key, t.value"),
+            "tags": [row for row in rows("tags", "t.key, t.value") if row[1] != "mlflow.parentRunId"],
             "experiments": sorted(connection.execute("SELECT name FROM experiments").fetchall()),
             "datasets": sorted(connection.execute("SELECT name, digest FROM datasets").fetchall()),
+            "logged models": rows_of_runs("logged_models", "source_run_id", "t.name, t.status"),
+            "outputs": rows_of_runs("inputs", "source_id", "t.source_type, t.destination_type, t.step"),
+            "versions": rows_of_runs("model_versions", "run_id", "t.name, t.status, t.description"),
+            "version tags": sorted(
+                connection.execute(
+                    "SELECT v.name, s.value, t.key, t.value FROM model_versions v "
+                    "JOIN model_version_tags t ON t.name = v.name AND t.version = v.version "
+                    "JOIN model_version_tags s ON s.name = v.name AND s.version = v.version "
+                    "AND s.key = 'daypoint.card_sha256'"
+                ).fetchall()
+            ),
+            "registered": sorted(connection.execute("SELECT name FROM registered_models").fetchall()),
+            "aliases": sorted(
+                connection.execute(
+                    "SELECT a.name, a.alias, t.value FROM registered_model_aliases a JOIN model_version_tags t "
+                    "ON t.name = a.name AND t.version = a.version AND t.key = 'daypoint.card_sha256'"
+                ).fetchall()
+            ),
         }
     connection.close()
     return found
 
 
 def artifacts(root):
-    """{file name: contents} of all artifacts."""
+    """{file name: contents} of all artifacts, without the ids that MLflow made up."""
     found = {}
     for path in root.rglob("*"):
         if path.is_file():
-            found.setdefault(path.name, []).append(path.read_bytes())
+            content = path.read_bytes()
+            if path.name == "MLmodel":
+                content = re.sub(rb"^(model_id|run_id): .*\n", b"", content, flags=re.MULTILINE)
+            elif path.name == "daypoint.json":
+                content = re.sub(rb'"MLmodel": \{[^}]*\}', b"", content)
+            found.setdefault(path.name, []).append(content)
     return {name: sorted(contents) for name, contents in found.items()}
 
 
 def test_a_rebuilt_store_differs_from_the_lost_one_in_nothing_but_ids(project):
     project.train("-m", "model=linear,mlp", "trainer.epochs=2", "data.batch_size=256")
     project.train("trainer.epochs=1", "model=linear", "data=linear")
+    worse, better = sorted(
+        project.runs()[:2], key=lambda run: catalog.read(run, project.outputs).metrics["val/accuracy"]
+    )
+    for run in (better, worse, project.runs()[2]):
+        project.daypoint("package", run)
     before, files_before = everything(project.store), artifacts(project.root / "mlruns" / "artifacts")
     done = project.daypoint("sync", "--rebuild")
     assert "the store as it was: " in done.stdout
+    assert len(before["versions"]) == 3
+    assert len(before["aliases"]) == 2  # the digits' and the linear one's; the worse run has none
     assert everything(project.store) == before
     assert artifacts(project.root / "mlruns" / "artifacts") == files_before
     assert len(list((project.root / "mlruns").glob("mlflow.db.before-*"))) == 1

@@ -20,6 +20,7 @@ ROOMS = [
         "keys",
         "redaction",
         "targets",
+        "dependencies",
         "allowlist",
         "config",
         "sweep",
@@ -29,7 +30,19 @@ ROOMS = [
         "tensorfile",
         "packing",
     ],
-    ["journal", "spool", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
+    [
+        "journal",
+        "spool",
+        "provenance",
+        "identity",
+        "store",
+        "record",
+        "ending",
+        "replay",
+        "optimization",
+        "manifest",
+        "pins",
+    ],
     [
         "ring",
         "recorder",
@@ -41,20 +54,24 @@ ROOMS = [
         "note",
         "parent",
         "shipment",
+        "model_input",
+        "flavors",
+        "registry",
         "sync",
+        "packager",
         "delivery",
         "courier",
         "console",
         "saver",
     ],
-    ["closing", "run", "catalog", "model", "verify", "resume", "opening"],
+    ["closing", "run", "catalog", "model", "packaging", "publish", "verify", "resume", "opening"],
     ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce", "ui"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FENCES = {
-    "mlflow": {"store", "parent", "shipment", "model"},
+    "mlflow": {"store", "parent", "shipment", "flavors", "registry"},
     "torch": {
         "scalar",
         "ring",
@@ -64,6 +81,8 @@ FENCES = {
         "snapshot",
         "rebuild",
         "model",
+        "packaging",
+        "flavors",
         "ranks",
         "shapes",
     },
@@ -105,6 +124,11 @@ def test_the_zoo_knows_errors_only(path):
     assert own(path) <= {"errors"}
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "served").glob("*.py")), ids=lambda path: path.stem)
+def test_what_mlflow_copies_into_a_model_imports_nothing_of_daypoint(path):
+    assert not [name for name in imports(path) if name.split(".")[0] == "daypoint"]
+
+
 @pytest.mark.parametrize("package", FENCES)
 def test_a_fenced_package_is_imported_only_where_it_may_be(package):
     users = {m for m in MODULES if any(name.split(".")[0] == package for name in imports(SOURCE / f"{m}.py"))}
@@ -119,6 +143,12 @@ def test_importing_daypoint_imports_nothing_heavy():
 
 def test_the_training_process_never_imports_mlflow():
     script = "import daypoint.run, daypoint.catalog, sys; print('mlflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_courier_never_imports_torch():
+    script = "import daypoint.delivery, daypoint.registry, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

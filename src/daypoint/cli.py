@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from daypoint.catalog import StoredRun
+    from daypoint.publish import Published
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -336,6 +337,75 @@ def sync(
         print(line)
     if not report.ok:
         raise typer.Exit(1)
+
+
+Experiment = Annotated[str | None, typer.Option(help="Which experiment's model, of a day that has several.")]
+Store = Annotated[str | None, typer.Option(help="Another MLflow store than the one the run was made for.")]
+
+
+@app.command()
+def package(
+    address: Annotated[str, typer.Argument(help="A day, a run, or the path of a checkpoint.")],
+    example: Annotated[
+        Path | None,
+        typer.Option(help="A .npy file with inputs [batch, …], for a config without data.input_shape."),
+    ] = None,
+    experiment: Experiment = None,
+    uri: Store = None,
+    outputs: Outputs = None,
+) -> None:
+    """Make the best checkpoint an MLflow model, and the day's one servable as models:/EXPERIMENT@DAY.
+
+    \b
+    Example: daypoint package 20260328
+    """
+    from daypoint.publish import publish
+
+    where = _outputs(outputs)
+    _find_modules_of(where)
+    found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
+    _show(found)
+
+
+@app.command()
+def promote(
+    address: Annotated[str, typer.Argument(help="A run, or the path of a checkpoint.")],
+    experiment: Experiment = None,
+    uri: Store = None,
+    outputs: Outputs = None,
+) -> None:
+    """Make a run's checkpoint the model of its day, whatever the others measured.
+
+    \b
+    Example: daypoint promote 20260328/1415
+    """
+    from daypoint.publish import promote
+
+    where = _outputs(outputs)
+    _find_modules_of(where)
+    _show([promote(address, where, experiment=experiment, uri=_absolute_store(uri))])
+
+
+def _show(found: list[Published]) -> None:
+    print("\n\n".join("\n".join(published.lines) for published in found))
+    missing = [published.complaint for published in found if published.uri and not published.registered]
+    for complaint in missing:
+        print(f"error: {complaint}", file=sys.stderr)
+    if missing:
+        raise typer.Exit(1)
+
+
+def _find_modules_of(outputs: Path) -> None:
+    """Let a `_target_` be a module beside train.py, as it was for the training; last, so that it hides nothing."""
+    from daypoint import day
+
+    sys.path.append(str(day.project_root(outputs)))
+
+
+def _absolute_store(uri: str | None) -> str | None:
+    from daypoint import day, store
+
+    return store.tracking_uri(uri, day.project_root(Path.cwd())) if uri else None
 
 
 @app.command()

@@ -68,6 +68,14 @@ class Closing:
         if best := shelf.best(self._files):
             rows.append(("best", str(best.relative_to(self._files.directory))))
         rows.append(("mlflow", self._deliver()))
+        if (
+            self._settings.package
+            and self._courier is not None
+            and status == "FINISHED"
+            and self._has_checkpoint
+        ):
+            loaded = f'mlflow.pyfunc.load_model("{self._files.package}")'
+            rows.append(("model", f"being packaged in the background; when it is there: {loaded}"))
         self._console.closing(rows, self._commands() if self._record["sweep"] is None else ())
 
     def _commands(self) -> list[tuple[str, str]]:
@@ -75,11 +83,17 @@ class Closing:
             (f"daypoint show {self._called}", "epochs, checkpoints, hyperparameters"),
             (f"daypoint ls {self._record['day']}{self._outputs}", "the runs of this day"),
         ]
-        if self._courier is not None:
+        if self._courier is not None and self._has_checkpoint and not self._settings.package:
+            commands.append((f"daypoint package {self._called}", "the best checkpoint, for MLflow to serve"))
+        elif self._courier is not None:
             commands.append(("daypoint ui", "compare the days in MLflow"))
         if day.project_root(Path.cwd()) != Path(self._record["root"]):
             commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
         return commands
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return shelf.latest(self._files, full=False).path is not None
 
     # ------------------------------------------------------------ MLflow
 

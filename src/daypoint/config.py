@@ -43,6 +43,9 @@ class Tracking:
     """How long the end of a run waits for MLflow to have everything. What is left then: `daypoint sync`."""
     on_nonfinite: str = "warn"
     """When a logged value is NaN or infinite: record | warn | stop. It is recorded in each case."""
+    package: bool = False
+    """At the end of a finished run, make its best checkpoint servable, as `daypoint package` does, in a process
+    of its own. False, because that takes torch and mlflow some seconds."""
     tags: dict[str, str] = field(default_factory=dict)
     """More tags for the MLflow run. `mlflow.note.content` is its description; other names of MLflow's own are refused."""
 

@@ -128,6 +128,11 @@ class RunFiles:
         """Made only when the courier has something to complain about."""
         return self.directory / "courier.log"
 
+    @property
+    def package(self) -> Path:
+        """The run's model as MLflow serves it; made by `daypoint package`."""
+        return self.directory / "mlflow_model"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step{step:06d}"
 
@@ -162,6 +167,35 @@ class CheckpointFiles:
     @property
     def state(self) -> Path:
         return self.directory / f"state_{self.day}.state.json"
+
+
+@dataclass(frozen=True)
+class PackageFiles:
+    """Where everything of one packaged model lies; names that MLflow does not prescribe are ours.
+
+    Args:
+        directory: an MLflow model directory, such as `RunFiles.package`.
+    """
+
+    directory: Path
+
+    @property
+    def model(self) -> Path:
+        return self.directory / "MLmodel"
+
+    @property
+    def manifest(self) -> Path:
+        """Which checkpoint it was made from, and size and SHA-256 of every other file."""
+        return self.directory / "daypoint.json"
+
+    @property
+    def example(self) -> Path:
+        return self.directory / "input_example.json"
+
+    @property
+    def serving_example(self) -> Path:
+        """Two rows that can be given to `mlflow models predict -i` as they are."""
+        return self.directory / "serving_input_example.json"
 
 
 # ---------------------------------------------------------------- the project and its directories
@@ -234,6 +268,11 @@ def sweep_file(directory: Path) -> Path:
 def promoted_file(outputs: Path, day: str) -> Path:
     """Where a day's promoted models are written down."""
     return outputs / day / "promoted.json"
+
+
+def outputs_of(directory: Path, day: str) -> Path | None:
+    """The outputs directory that a run is filed in; None when it lies elsewhere."""
+    return next((parent.parent for parent in directory.parents if parent.name == day), None)
 
 
 def is_run(directory: Path) -> bool:

@@ -30,6 +30,7 @@ from daypoint import day, identity, parent, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of, is_abandoned
 from daypoint.errors import DaypointError, RunError
+from daypoint.packager import Packager
 from daypoint.shipment import Shipment
 from daypoint.sync import is_down, one_line, open_store, store_of
 
@@ -99,6 +100,7 @@ class Delivery:
         self._stale: Iterator[Path] = iter(())
         self._looked_around = False
         self._stale_parcel: Parcel | None = None
+        self._packager = Packager(lambda directory, text: _append(RunFiles(directory, "").courier_log, text))
         self._sweeps: dict[tuple[str, Path], str] = {}
         """Sweeps whose jobs went to a store, and to which experiment."""
 
@@ -192,6 +194,7 @@ class Delivery:
     def _round(self) -> bool:
         """Give every run that is due one go, those first that somebody waits for. True: there is more to do at once."""
         busy = False
+        self._packager.look()
         for parcel in sorted(self._parcels.values(), key=lambda parcel: not parcel.closing):
             if time.monotonic() < parcel.next_try:
                 continue
@@ -273,6 +276,10 @@ class Delivery:
         parcel.log.unlink(missing_ok=True)  # it stands for something that MLflow does not have yet
         self._tell(parcel, done=True, points=parcel.sent_points, bytes=shipment.offset_bytes)
         store.analyze(parcel.uri)
+        record = identity.read_run(parcel.directory)
+        asked = (record["config"].get("tracking") or {}).get("package")
+        if parcel.ours and asked is True and shipment.status == "FINISHED":
+            self._packager.take(parcel.directory, record, parcel.uri)
 
     def _fail(self, parcel: Parcel, error: Exception) -> None:
         if parcel.shipment is not None:
@@ -329,7 +336,7 @@ class Delivery:
         if self._deadline is not None and now > self._deadline:
             self._give_up("was told to stop")
             return True
-        if not self._hung_up() or busy:
+        if not self._hung_up() or busy or self._packager.is_busy:
             return False
         waiting = [parcel for parcel in self._parcels.values() if not parcel.hopeless]
         if not waiting:
@@ -352,6 +359,7 @@ class Delivery:
                 _append(directory / "courier.log", one_line(error))
 
     def _give_up(self, why: str) -> None:
+        self._packager.leave(why)
         for parcel in self._parcels.values():
             _append(parcel.log, f"gave up ({why}); send the rest with: daypoint sync {parcel.directory}")
             if parcel.shipment is not None:

@@ -7,6 +7,7 @@
     ├── RunError (RuntimeError)         a run is used where it cannot be: closed, claimed, in a worker process
     ├── JournalError (OSError)          a record could not be written whole (full disk, quota, I/O error)
     ├── CheckpointError (RuntimeError)  a checkpoint cannot be written, found or trusted
+    ├── PackageError (RuntimeError)     a model cannot be made servable, or its package cannot be trusted
     └── StoreError (RuntimeError)       the MLflow store cannot be used as it is
 
 A message says which item, what was expected, what was found and what to do, in that order.
@@ -19,6 +20,7 @@ __all__ = [
     "ConfigError",
     "DaypointError",
     "JournalError",
+    "PackageError",
     "RunError",
     "ScalarError",
     "StoreError",
@@ -53,6 +55,10 @@ class JournalError(DaypointError, OSError):
 
 class CheckpointError(DaypointError, RuntimeError):
     """A checkpoint cannot be written, found or trusted."""
+
+
+class PackageError(DaypointError, RuntimeError):
+    """A model cannot be made servable, or what was made cannot be trusted."""
 
 
 class StoreError(DaypointError, RuntimeError):

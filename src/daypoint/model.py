@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint import catalog, day, files, shelf
+from daypoint import catalog, day, shelf
 from daypoint.catalog import StoredRun
-from daypoint.errors import AddressError, CheckpointError
+from daypoint.errors import AddressError
+from daypoint.pins import read_pins
 
 if TYPE_CHECKING:
     import torch
@@ -170,26 +171,6 @@ def _best_of(address: str, runs: Sequence[StoredRun], outputs: Path | None) -> C
     # Sorting is stable, so that of two equal values the later one wins.
     ranked = sorted(measured, key=lambda c: sign * c.card["metrics"][monitor["metric"]])
     return ranked[-1] if ranked else candidates[-1]
-
-
-# ---------------------------------------------------------------- pins
-
-
-def read_pins(outputs: Path, day_tag: str) -> dict[str, dict[str, str]]:
-    """What `promote` has pinned on a day: for the name of an experiment the uid of a run and the name of its checkpoint.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    path = day.promoted_file(outputs, day_tag)
-    try:
-        return files.loads(path.read_bytes())["pins"]
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: expected the pins of a day as strict JSON ({error}); remove it"
-        ) from error
 
 
 def _pinned(runs: Sequence[StoredRun], outputs: Path) -> Chosen | None:

@@ -43,7 +43,7 @@ def build_model(
     try:
         allowlist.check(node, (*allowlist.of_project(root), *allow), "model")
         _refuse_interpolations(node, "model")
-        with _random_state_kept():
+        with random_state_kept():
             model = hydra_app.instantiate(node)
     except ConfigError as error:
         raise CheckpointError(f"{where}: the model cannot be built: {error}; {other}") from error
@@ -75,8 +75,8 @@ def _refuse_interpolations(value: Any, key: str) -> None:
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Loading a model must not change what a program draws afterwards."""
+def random_state_kept() -> Iterator[None]:
+    """A block that leaves every CPU generator as it was: loading a model must not change what a program draws next."""
     python, numbers = random.getstate(), np.random.get_state(legacy=False)
     with torch.random.fork_rng(devices=[]):
         try:

@@ -79,6 +79,7 @@ class Shipment:
 
     Attributes:
         run_id, experiment_id: what MLflow calls the run.
+        address: how daypoint calls it, such as `20260328/141502-123456`.
         url: the run's page; without a server only its last part.
         points: metric points sent by this shipment.
         offset_bytes: how much of the journal is in MLflow.
@@ -99,6 +100,7 @@ class Shipment:
         run = self._find_or_create(uri, artifacts)
         self.run_id: str = run.info.run_id
         self.experiment_id: str = run.info.experiment_id
+        self.address = self._address()
         self.url = store.run_url(uri, self.experiment_id, self.run_id)
         self._tags = Tags(run.data.tags)
         self.offset_bytes = int(self._tags.get("daypoint.shipped_bytes", "0"))

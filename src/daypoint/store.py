@@ -38,6 +38,7 @@ __all__ = [
     "connect",
     "epoch_key",
     "flatten",
+    "load_mlflow",
     "mlflow_key",
     "name_of",
     "prepare",
@@ -261,7 +262,7 @@ def prepare(uri: str) -> None:
 
 
 def _first_contact(uri: str) -> None:
-    _load_mlflow()
+    load_mlflow()
     from mlflow.exceptions import MlflowException
 
     try:
@@ -276,7 +277,7 @@ def _first_contact(uri: str) -> None:
 
 
 def _create(path: Path) -> None:
-    _load_mlflow()
+    load_mlflow()
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from sqlalchemy import Engine, event
 
@@ -300,13 +301,13 @@ def _create(path: Path) -> None:
 
 def connect(uri: str) -> MlflowClient:
     """A client for this store, in a process whose environment makes a dead server cost seconds, not minutes."""
-    _load_mlflow()
+    load_mlflow()
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
 
 
-def _load_mlflow() -> None:
+def load_mlflow() -> None:
     """Import mlflow, with patience and noise turned down. What the user has set in the environment stays."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")  # seconds
     os.environ.setdefault(
@@ -314,6 +315,9 @@ def _load_mlflow() -> None:
     )  # the courier itself tries again, and says so
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a process nobody sees should not phone home
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # Or a model takes the pyproject.toml along that happens to lie in the working directory.
+    os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import mlflow  # noqa: F401

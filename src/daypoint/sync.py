@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint import day, identity, journal, store
+from daypoint import day, identity, journal, registry, store
 from daypoint.day import RunFiles
-from daypoint.errors import DaypointError
+from daypoint.errors import DaypointError, PackageError
+from daypoint.registry import Registered
 from daypoint.shipment import DeletedRun, Shipment
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Sent:
             `failed`.
         text: the outcome in words.
         points: metric points sent just now.
+        model: where the run's packaged model is in MLflow; None if it has none.
     """
 
     directory: Path
@@ -42,6 +44,7 @@ class Sent:
     points: int = 0
     run_id: str | None = None
     experiment_id: str | None = None
+    model: Registered | None = None
 
 
 @dataclass
@@ -134,14 +137,16 @@ def _send(
         text = f"{shipment.status}, {shipment.points} points sent now, {shipment.url}"
         if shipment.damage:
             text += f"; the journal is damaged ({shipment.damage}), the rest is sent"
-        return Sent(
-            directory,
-            "sent" if ended else "live",
-            text,
-            shipment.points,
-            shipment.run_id,
-            shipment.experiment_id,
-        )
+        outcome, model = "sent" if ended else "live", None
+        if ended and files.package.exists():
+            try:
+                model = registry.register(
+                    client, directory, shipment.address, shipment.run_id, shipment.experiment_id
+                )
+                text += f", {model.uri}"
+            except PackageError as error:
+                outcome, text = "failed", f"{text}; its model was not sent: {error}"
+        return Sent(directory, outcome, text, shipment.points, shipment.run_id, shipment.experiment_id, model)
 
 
 def open_store(uri: str) -> MlflowClient:
