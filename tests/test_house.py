@@ -17,6 +17,7 @@ ROOMS = [
         "stats",
         "ranks",
         "day",
+        "ranges",
         "keys",
         "redaction",
         "targets",
@@ -43,10 +44,11 @@ ROOMS = [
         "sync",
         "delivery",
         "courier",
+        "tables",
         "console",
     ],
-    ["run", "catalog", "model", "verify", "resume", "opening"],
-    ["compare", "plots", "reproduce"],
+    ["run", "catalog", "query", "facts", "model", "verify", "resume", "opening"],
+    ["listing", "frames", "trend", "compare", "showing", "plots", "reproduce"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}

@@ -124,7 +124,7 @@ def last_event(path: Path) -> dict[str, Any] | None:
         return None
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        length = 2**16
+        length = 2**13
         while True:
             start = max(size - length, 0)
             file.seek(start)
