@@ -33,7 +33,13 @@ COMMANDS = {
     "daypoint ls": ["-m", "daypoint", "ls"],
     "daypoint ls -n 0": ["-m", "daypoint", "ls", "-n", "0"],
     "daypoint ls --where (1 %)": ["-m", "daypoint", "ls", "--where", "optimizer.lr>=0.099"],
-    "daypoint ls --where (metrics)": ["-m", "daypoint", "ls", "--where", "best(val/accuracy)>0.99 and status=FINISHED"],
+    "daypoint ls --where (metrics)": [
+        "-m",
+        "daypoint",
+        "ls",
+        "--where",
+        "best(val/accuracy)>0.99 and status=FINISHED",
+    ],
     "daypoint ls --sort": ["-m", "daypoint", "ls", "--sort=-best", "-n", "10"],
     "daypoint ls --json -n 0": ["-m", "daypoint", "ls", "--json", "-n", "0"],
     "daypoint trend": ["-m", "daypoint", "trend", "val/accuracy"],
@@ -52,8 +58,15 @@ def write_runs(outputs: Path, count: int, epochs: int, seed: int = 0) -> None:
         log = train_log(run, [_epoch(i, chance) for i in range(epochs)], epochs * 100)
         run.train_log.write_bytes(files.dumps(log))
         (directory / "run.json").write_bytes(files.dumps(record))
-        event = {"event": "end", "time": record["started_ms"] + 60_000, "status": "FINISHED", "step": epochs * 100}
-        batch = line({"event": "batch", "time": record["started_ms"], "step": 0, "epoch": 0, "metrics": {"loss": 1.0}})
+        event = {
+            "event": "end",
+            "time": record["started_ms"] + 60_000,
+            "status": "FINISHED",
+            "step": epochs * 100,
+        }
+        batch = line(
+            {"event": "batch", "time": record["started_ms"], "step": 0, "epoch": 0, "metrics": {"loss": 1.0}}
+        )
         run.journal.write_bytes(batch * 200 + line(event))
         run.config.write_text("synthetic: true\n")
 
@@ -64,7 +77,14 @@ def _record(number: int, moment: datetime, chance: random.Random) -> dict:
     config["trainer"]["seed"] = number % 10
     config["model"]["hidden"] = chance.choice([[64], [64, 64], [128, 64]])
     attempt = {"number": 1, "status": "FINISHED", "started": moment.isoformat(), "ended": moment.isoformat()}
-    attempt |= {"seconds": 60.0, "pid": 1, "host": "bench", "argv": ["train.py"], "overrides": [], "from_step": 0}
+    attempt |= {
+        "seconds": 60.0,
+        "pid": 1,
+        "host": "bench",
+        "argv": ["train.py"],
+        "overrides": [],
+        "from_step": 0,
+    }
     return {
         "format": identity.RUN_FORMAT,
         "uid": f"{number:016x}",
@@ -99,7 +119,15 @@ def _epoch(number: int, chance: random.Random) -> dict:
     def stats() -> dict:
         low, high = sorted((chance.random(), chance.random()))
         middle = (low + high) / 2
-        return {"count": 100, "nonfinite": 0, "mean": middle, "variance": 0.01, "min": low, "max": high, "last": high}
+        return {
+            "count": 100,
+            "nonfinite": 0,
+            "mean": middle,
+            "variance": 0.01,
+            "min": low,
+            "max": high,
+            "last": high,
+        }
 
     return {
         "epoch": number,
@@ -145,7 +173,9 @@ def measure(arguments: list[str], outputs: Path, rounds: int) -> tuple[float, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=7)
@@ -153,7 +183,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         outputs = Path(directory) / "outputs"
         write_runs(outputs, options.runs, options.epochs)
-        print(f"{options.runs} runs of {options.epochs} epochs, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+        print(
+            f"{options.runs} runs of {options.epochs} epochs, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n"
+        )
         print("| command | fastest | median | peak memory |\n|---|---|---|---|")
         for name, arguments in COMMANDS.items():
             fastest, median, peak = measure(arguments, outputs, options.rounds)

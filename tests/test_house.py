@@ -47,9 +47,9 @@ ROOMS = [
         "tables",
         "console",
     ],
-    ["run", "catalog", "query", "facts", "model", "verify", "resume", "opening"],
-    ["listing", "frames", "trend", "compare", "showing", "plots", "reproduce"],
-    ["cli"],
+    ["run", "catalog", "query", "grammar", "facts", "selection", "model", "verify", "resume", "opening"],
+    ["listing", "frames", "trend", "compare", "showing", "watching", "plots", "reproduce"],
+    ["options", "reading", "cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))

@@ -185,7 +185,7 @@ def _nothing(address: str, outputs: Path) -> AddressError:
     there = f"the days there are: {', '.join(days[-5:])}" if days else f"there are no runs in {outputs}"
     shown = address if len(address) <= 200 else f"{address[:200]}…"
     return AddressError(
-        f"{shown}: expected a day, a range of days, a run, a path or a run uid; it names no run; {there}"
+        f"{shown}: expected a day such as 20260328, a range, a run, a path or a run uid; it names no run; {there}"
     )
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from daypoint.tables import Table
+from daypoint import reading
+from daypoint.options import Outputs, counted
+from daypoint.options import outputs_from as _outputs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,37 +27,6 @@ app = typer.Typer(
         "Exit codes: 0 done, 1 what was asked for cannot be had, 2 the command line is wrong."
     ),
 )
-
-Outputs = Annotated[
-    Path | None,
-    typer.Option(
-        help="The outputs directory; by default the one of the project you stand in.",
-        envvar="DAYPOINT_OUTPUTS",
-    ),
-]
-
-
-def _query(text: str | None) -> str | None:
-    from daypoint import query
-    from daypoint.errors import ConfigError
-
-    try:
-        if text is not None:
-            query.parse(text)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
-
-
-Where = Annotated[
-    str | None,
-    typer.Option(
-        callback=_query,
-        help="Which runs, such as 'optimizer.lr>=0.01 and val/accuracy>0.9 and status=finished'.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="As CSV, with every digit.")]
 
 
 def main() -> None:
@@ -95,169 +63,8 @@ def _options(
     pass
 
 
-def _outputs(given: Path | None) -> Path:
-    from daypoint import day
-
-    return given.absolute() if given is not None else day.project_root(Path.cwd()) / "outputs"
-
-
-def _print(table: Table, as_csv: bool) -> None:
-    from daypoint import tables
-
-    if as_csv:
-        sys.stdout.write(tables.as_csv(table))
-    else:
-        print(tables.text(table, colours=tables.has_colours(sys.stdout)))
-
-
-def _print_json(rows: Iterable[dict[str, Any]]) -> None:
-    from daypoint import tables
-
-    for piece in tables.as_json(rows):
-        sys.stdout.write(piece)
-
-
-def _warn(complaints: Iterable[str]) -> None:
-    for complaint in complaints:
-        print(f"warning: {complaint}", file=sys.stderr)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _one_form(**given: bool) -> None:
-    if sum(given.values()) > 1:
-        raise typer.BadParameter(f"expected one of {', '.join(f'--{name}' for name in given)}")
-
-
-@app.command()
-def ls(
-    address: Annotated[
-        str | None, typer.Argument(help="A day, a range of days or a sweep; by default every day.")
-    ] = None,
-    where: Where = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Smallest first; with a minus before it (--sort=-best) largest first."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("-n", min=0, help="How many: the newest, or the first as sorted; 0 for all.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="These columns instead of the usual ones.")
-    ] = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
-    outputs: Outputs = None,
-) -> None:
-    """List runs, the newest last: the hyperparameters that vary, the best and the last metrics. 50 of them, in files all.
-
-    A query asks for hyperparameters (optimizer.lr, or lr if that is clear), metrics (val/accuracy is the last value; best(…),
-    min(…), max(…), first(…)) and facts (status, day, model, steps, seconds, host, git.commit, tags.team, …) with = != < <= > >=
-    ~ in, and, or, not. A run that has no such name matches neither a question nor its opposite.
-
-    \b
-    Example: daypoint ls today
-    Example: daypoint ls 'last 7 days' --where 'optimizer.lr in [0.1, 0.01] and not model=cnn' --sort=-best -n 10
-    Example: daypoint ls 20260328/sweep-1502 --columns 'address,optimizer.lr,best(val/accuracy)' --csv
-    """
-    from daypoint import listing
-
-    _one_form(json=as_json, csv=as_csv)
-    there = _outputs(outputs)
-    count = limit if limit is not None else 0 if as_json or as_csv else 50
-    if as_json:
-        if columns:
-            raise typer.BadParameter("--json has everything; leave --columns out")
-        complaints: list[str] = []
-        _print_json(listing.objects(there, address, complaints, where=where, sort=sort, limit=count))
-        _warn(complaints)
-        return
-    names = [name.strip() for name in columns.split(",") if name.strip()] if columns else None
-    found = listing.listing(there, address, where=where, sort=sort, limit=count, columns=names)
-    _warn(found.complaints)
-    if not found.table.rows and not as_csv:
-        what = (f" on {address}" if address else "") + (f" with {where}" if where else "")
-        print(f"no runs{what} in {there}" + ("" if where else "; python train.py makes one"))
-        return
-    _print(found.table, as_csv)
-    if found.left_out and not as_csv:
-        kind = "more" if sort else "older"
-        looked = " or not looked at" if where and not sort else ""
-        print(f"{_count(found.left_out, f'{kind} run')} not shown{looked}; -n 0 shows all")
-    if found.more_params and not as_csv:
-        print(f"vary too (--columns shows them): {', '.join(found.more_params)}")
-
-
-@app.command()
-def show(address: Annotated[str, typer.Argument(help="Which run.")], outputs: Outputs = None) -> None:
-    """Show one run: who it is, its epochs, checkpoints and files.
-
-    \b
-    Example: daypoint show 20260328/1415
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from daypoint import catalog, keys
-    from daypoint.console import number
-
-    run = catalog.find_one(address, _outputs(outputs))
-    record, attempt = run.record, run.record["attempts"][-1]
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-
-    def row(label: str, text: object) -> None:
-        console.print(Text(f"{label:<12}", "bold"), end="")
-        console.print(str(text), markup=False)
-
-    row("run", f"{run.address}  (uid {record['uid']})")
-    row("name", record["name"])
-    row("status", run.status + (" (now)" if run.is_live else ""))
-    row("directory", run.directory)
-    row("started", f"{record['started']} on {record['host']}")
-    if attempt["seconds"] is not None:
-        row("took", f"{attempt['seconds']:.1f} s, {run.steps} steps")
-    if error := attempt["error"]:
-        row("error", f"{error['type']}: {error['message']}")
-    git = record["git"]
-    row("git", git["reason"] or f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}")
-    if data := record["data"]:
-        row("data", f"{data['name']}, {data['rows']} rows, fingerprint {data['fingerprint']}")
-    row(
-        "mlflow",
-        f"experiment {record['experiment']} in {record['tracking_uri'] or 'nowhere (tracking is off)'}",
-    )
-    if attempt["overrides"]:
-        row("overrides", " ".join(attempt["overrides"]))
-
-    if run.epochs:
-        names = list(
-            dict.fromkeys(name for epoch in run.epochs for name in (*epoch["stats"], *epoch["metrics"]))
-        )
-        table = Table(box=None, pad_edge=False, header_style="bold", title="epochs", title_justify="left")
-        for column in ("epoch", "steps", *names):
-            table.add_column(column, justify="right")
-        for epoch in run.epochs:
-            cells = []
-            for name in names:
-                of = epoch["stats"].get(name)
-                cells.append(number(of["mean"]) if of else number(epoch["metrics"].get(name)))
-            table.add_row(str(epoch["epoch"]), str(epoch["steps"]), *cells)
-        console.print()
-        console.print(table)
-    if run.checkpoints:
-        marks: dict[str, list[str]] = {}
-        for name in ("best", "last"):
-            if target := run.pointer(name):
-                marks.setdefault(target, []).append(name)
-        console.print(Text("\ncheckpoints", "bold"))
-        for path in run.checkpoints:
-            console.print(f"  {path.name}  {' '.join(marks.get(path.name, []))}", markup=False)
-    console.print(Text("\nhyperparameters", "bold"))
-    for key, value in keys.flatten(record["config"]).items():
-        console.print(f"  {key} = {value}", markup=False)
+for command in (reading.ls, reading.show, reading.compare, reading.trend):
+    app.command()(command)
 
 
 @app.command()
@@ -274,8 +81,8 @@ def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], output
     for run in catalog.find(address, _outputs(outputs)):
         problems = verify_run(run)
         wrong += len(problems)
-        size = f"{len(run.checkpoints)} checkpoints, {verified_bytes(run) / 1e6:.1f} MB"
-        print(f"{run.address}  {'ok' if not problems else f'{len(problems)} problems'}  ({size})")
+        size = f"{counted(len(run.checkpoints), 'checkpoint')}, {verified_bytes(run) / 1e6:.1f} MB"
+        print(f"{run.address}  {counted(len(problems), 'problem') if problems else 'ok'}  ({size})")
         for problem in problems:
             print(f"  {problem}")
     if wrong:

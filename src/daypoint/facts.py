@@ -14,20 +14,19 @@ One number: 0.1 ms for a run whose metrics are not asked for, 0.3 ms with those 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from daypoint import catalog, day, files, keys
+from daypoint import files, keys
 from daypoint.catalog import StoredRun
-from daypoint.errors import AddressError, ConfigError
-from daypoint.query import MISSING, Compare, Expression, Junction, Literal, Name, Not, matches, names
+from daypoint.errors import ConfigError
+from daypoint.query import MISSING, Name
 
-T = TypeVar("T")
-_PREFIXED = ("tags", "versions", "choices", "git")
+PREFIXED = ("tags", "versions", "choices", "git")
 
 
 @dataclass
@@ -79,7 +78,9 @@ class RunFacts:
         """A metric over the whole run."""
         values = self.values(metric)
         of = [epoch["stats"][metric] for epoch in self.run.log.get("epochs", ()) if metric in epoch["stats"]]
-        inner = [files.decode_number(one[end]) for one in of for end in ("min", "max") if one[end] is not None]
+        inner = [
+            files.decode_number(one[end]) for one in of for end in ("min", "max") if one[end] is not None
+        ]
         ranked = [value for value in values if value == value]
         best = (min if self.mode(metric) == "min" else max)(ranked) if ranked else math.nan
         low, high = min((*ranked, *inner), default=math.nan), max((*ranked, *inner), default=math.nan)
@@ -143,7 +144,7 @@ class RunFacts:
         head, _, rest = text.partition(".")
         if head == "config":
             return name if rest in self.config else None
-        if head in _PREFIXED and rest in (self.record.get(head) or {}):
+        if head in PREFIXED and rest in (self.record.get(head) or {}):
             return name
         if text in self.config:
             return Name(f"config.{text}")
@@ -153,7 +154,7 @@ class RunFacts:
         elif not short and (metric := self._metric(text)) is not None:
             return Name(metric, "last")
         if len(short) > 1:
-            raise ConfigError(_ambiguous(text, short))
+            raise ConfigError(ambiguous(text, short))
         return short[0] if short else None
 
     def _metric(self, text: str) -> str | None:
@@ -161,7 +162,7 @@ class RunFacts:
             return text
         short = [name for name in self.metrics if name.endswith(f"/{text}")]
         if len(short) > 1:
-            raise ConfigError(_ambiguous(text, [Name(name, "last") for name in short]))
+            raise ConfigError(ambiguous(text, [Name(name, "last") for name in short]))
         return short[0] if short else None
 
     def value(self, meaning: Name) -> Any:
@@ -177,7 +178,7 @@ class RunFacts:
         return where.get(rest, MISSING)
 
 
-def _ambiguous(text: str, meant: Iterable[Name]) -> str:
+def ambiguous(text: str, meant: Iterable[Name]) -> str:
     return f"{text}: expected a name that only one thing has, found {' and '.join(map(str, meant))}; write it in full"
 
 
@@ -213,130 +214,4 @@ FACTS: dict[str, Callable[[RunFacts], Any]] = {
     "last": lambda of: of.monitored("last"),
 }
 """Facts by name; `best` and `last` alone are of the monitored metric. None stands for what there is not."""
-_NUMBERS = ("data.rows", "git.dirty", "job", "attempts", "epochs", "steps", "seconds", "best", "last")
-
-
-# ---------------------------------------------------------------- names over many runs
-
-
-class Names:
-    """What names mean, over all runs that are looked at: the same thing in each, or it is refused."""
-
-    def __init__(self, asked: Iterable[Name] = ()) -> None:
-        self._asked = list(asked)
-        self._meanings: dict[Name, Name] = {}
-        self._there: dict[str, None] = dict.fromkeys(FACTS)
-
-    def value(self, name: Name, of: RunFacts) -> Any:
-        """The value of a name as it was asked for; MISSING if this run has none.
-
-        Raises:
-            ConfigError: it could mean several things, here or in another run.
-        """
-        if name.name in FACTS and not name.function:
-            self._meanings[name] = name
-            return FACTS[name.name](of)
-        meant = of.meaning(name)
-        if meant is None:
-            return MISSING
-        if self._meanings.setdefault(name, meant) != meant:
-            raise ConfigError(_ambiguous(str(name), (self._meanings[name], meant)))
-        return of.value(meant)
-
-    def see(self, of: RunFacts) -> None:
-        """Look at what a run has, as long as a name has not been found yet."""
-        if unknown := self.unknown:
-            for name in unknown:
-                self.value(name, of)
-            if self.unknown:
-                self._there |= dict.fromkeys((*of.config, *of.metrics))
-
-    @property
-    def unknown(self) -> list[Name]:
-        """Names that no run has had."""
-        return [name for name in self._asked if name not in self._meanings]
-
-    def check(self) -> None:
-        """After the last run.
-
-        Raises:
-            ConfigError: no run has had a name; tells the nearest ones.
-        """
-        for name in self.unknown:
-            import difflib  # only for a message
-
-            near = difflib.get_close_matches(name.name, self._there, n=3, cutoff=0.5)
-            tails = [key for key in self._there if key.rpartition(".")[2].rpartition("/")[2] in (name.name, *near)]
-            near = list(dict.fromkeys((*near, *tails)))[:3]
-            hint = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join([*self._there][:12])}, …"
-            raise ConfigError(f"{name}: expected a fact, a hyperparameter or a metric of these runs, found none; {hint}")
-
-
-def bind(expression: Expression) -> Expression:
-    """A query with its values made fit for facts: days may be written `today`, a status in small letters, and numbers
-    stand for their digits where the fact is text.
-
-    Raises:
-        AddressError: a day is none.
-    """
-    if isinstance(expression, Not):
-        return Not(bind(expression.part))
-    if isinstance(expression, Junction):
-        return Junction(expression.word, tuple(bind(part) for part in expression.parts))
-    name = expression.name.name
-    is_text = name.partition(".")[0] in _PREFIXED or name in FACTS
-    if expression.name.function or not is_text or name in _NUMBERS or expression.op == "~":
-        return expression
-    literal = expression.literal
-    if isinstance(literal.value, list):
-        texts = literal.text.split("\0")
-        value: Any = [_text(name, Literal(v, t)) for v, t in zip(literal.value, texts, strict=False)]
-    else:
-        value = _text(name, literal)
-    return Compare(expression.name, expression.op, Literal(value, literal.text))
-
-
-def _text(name: str, literal: Literal) -> Any:
-    if literal.value is None or isinstance(literal.value, bool | list):
-        return literal.value
-    if name == "day":
-        try:
-            return day.parse_day(literal.text)
-        except AddressError as error:
-            raise AddressError(f"query: day: {error}") from None
-    return literal.text.upper() if name == "status" else literal.text
-
-
-def select(
-    directories: Iterable[Path],
-    outputs: Path,
-    complaints: list[str],
-    take: Callable[[RunFacts], T],
-    *,
-    where: Expression | None = None,
-    known: Names | None = None,
-) -> Iterator[T]:
-    """What `take` gives of each run for which a query holds, one after the other; nothing else of a run is kept.
-
-    Whoever goes through to the end asks `known.check()` then.
-
-    Args:
-        complaints: what could not be read is added here, in words.
-        where: as `bind` gives it; without it, every run.
-        known: learns what the names of the query mean.
-    """
-    known = known if known is not None else Names(names(where) if where else ())
-    for run in catalog.each(directories, outputs, complaints):
-        of = RunFacts(run)
-        try:
-            known.see(of)
-            if where is not None and not matches(where, lambda name, of=of: known.value(name, of)):
-                continue
-            taken = take(of)
-        except ConfigError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            # A record that an older daypoint wrote, or somebody edited: the others are there all the same.
-            complaints.append(f"{run.directory}: the record is damaged ({type(error).__name__}: {error}); left out")
-        else:
-            yield taken
+NUMBERS = ("data.rows", "git.dirty", "job", "attempts", "epochs", "steps", "seconds", "best", "last")

@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from daypoint import catalog, day, journal, ranges
 from daypoint.errors import AddressError, RunError
-from daypoint.facts import FACTS, Names, RunFacts, bind, select
-from daypoint.query import Name, names, parse
+from daypoint.facts import FACTS, RunFacts
+from daypoint.grammar import parse
+from daypoint.model import outputs_of
+from daypoint.query import Name, names
+from daypoint.selection import Names, bind, select
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +43,7 @@ def runs(
         since: the first day (`20260301`, `yesterday`, a date), or an address or range (`20260328/sweep-1502`, `last 7 days`).
         until: the last day, included.
         where: a query, such as `optimizer.lr >= 0.01 and status = finished`; see `daypoint.query`.
-        outputs: the outputs directory; by default that of the project in which the script or the notebook stands.
+        outputs: the outputs directory; by default $DAYPOINT_OUTPUTS, else that of the project you stand in.
 
     Returns:
         Facts by their names, `started` in UTC; then `tags.…`, `config.…` for every hyperparameter, and for every metric its
@@ -53,32 +56,28 @@ def runs(
     """
     import warnings
 
-    there = _outputs(outputs)
+    there = outputs_of(outputs)
     condition = bind(parse(where)) if where else None
     known = Names(names(condition) if condition else ())
     complaints: list[str] = []
-    rows = list(select(_directories(since, until, there), there, complaints, _row, where=condition, known=known))
+    rows = list(
+        select(_directories(since, until, there), there, complaints, _row, where=condition, known=known)
+    )
     if rows:
         known.check()
     for complaint in complaints:
         warnings.warn(complaint, stacklevel=2)
-    found = dict.fromkeys([*FACTS, *sorted({name for row in rows for name in row} - FACTS.keys(), key=_order)])
+    found = dict.fromkeys(
+        [*FACTS, *sorted({name for row in rows for name in row} - FACTS.keys(), key=_order)]
+    )
     return _frame({name: [row.get(name) for row in rows] for name in found}, len(rows))
-
-
-def _outputs(given: str | os.PathLike[str] | None) -> Path:
-    if given is not None:
-        return Path(given).absolute()
-    if from_environment := os.environ.get("DAYPOINT_OUTPUTS"):
-        return Path(from_environment).absolute()
-    return day.project_root() / "outputs"
 
 
 def _directories(since: str | date | None, until: str | date | None, outputs: Path) -> list[Path]:
     if isinstance(since, str) and until is None and _is_not_day(since):
         return catalog.directories(since, outputs)
     first, last = (_day(text, name) for text, name in ((since, "since"), (until, "until")))
-    return catalog.directories(f"{first}..{last}", outputs)
+    return catalog.directories(f"{first}..{last}", outputs) if first or last else day.run_directories(outputs)
 
 
 def _is_not_day(text: str) -> bool:
@@ -136,7 +135,7 @@ def points(
         AddressError: it names no run, or several.
         RunError: the run has no journal, or no such metric.
     """
-    run = catalog.find_one(address, _outputs(outputs))
+    run = catalog.find_one(address, outputs_of(outputs))
     wanted = None if metrics is None else dict.fromkeys([metrics] if isinstance(metrics, str) else metrics)
     try:
         rows = _Rows(journal.events(run.files.journal), wanted)
@@ -177,7 +176,9 @@ class _Rows:
             if column is None:
                 column = self.values[name] = (array("q"), array("d"))
             places, values = column
-            if type(value) is not float and type(values) is array:  # a whole number may be longer than a float is exact
+            if (
+                type(value) is not float and type(values) is array
+            ):  # a whole number may be longer than a float is exact
                 values = list(values)
                 self.values[name] = (places, values)
             places.append(place)
@@ -215,7 +216,9 @@ def _spread(places: Any, values: Any, length: int) -> Any:
     kinds = set(map(type, values)) if type(values) is list else {float}
     if kinds == {float} or not kinds <= {bool, int} or kinds == {bool, int}:
         column = np.full(length, np.nan)
-        column[places] = [float(v) for v in values] if type(values) is list else np.frombuffer(values, np.float64)
+        column[places] = (
+            [float(v) for v in values] if type(values) is list else np.frombuffer(values, np.float64)
+        )
         return column
     whole = len(places) == length
     if kinds == {int} and not all(-(2**63) <= value < 2**63 for value in values):

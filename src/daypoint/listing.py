@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from daypoint import catalog, day, identity
-from daypoint.facts import FACTS, Names, RunFacts, bind, select
-from daypoint.query import MISSING, Name, names, parse, parse_name
+from daypoint.facts import FACTS, RunFacts
+from daypoint.grammar import parse, parse_name
+from daypoint.query import MISSING, Name, names
+from daypoint.selection import Names, bind, select
 from daypoint.tables import Table
 
 PARAMS = 8
@@ -215,7 +217,9 @@ def varying(differing: list[dict[str, Any]], first: dict[str, Any]) -> list[str]
 
 
 def _is_ignored(key: str) -> bool:
-    return key == "model._target_" or any(key == part or key.startswith(f"{part}.") for part in identity.IGNORED)
+    return key == "model._target_" or any(
+        key == part or key.startswith(f"{part}.") for part in identity.IGNORED
+    )
 
 
 def short_header(key: str) -> str:

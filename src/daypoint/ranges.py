@@ -35,7 +35,7 @@ def parse(text: str, *, today: date | None = None) -> tuple[str, str] | None:
         except OverflowError:
             return "00000000", tag(today)
     first, dots, last = text.partition("..")
-    if not dots or "/" in first:
+    if not dots or "/" in text or not (first + last).strip():  # a path
         return None
     begin = parse_day(first.strip(), today=today) if first.strip() else "00000000"
     end = parse_day(last.strip(), today=today) if last.strip() else "99999999"

@@ -131,6 +131,11 @@ def as_json(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
     yield "[]\n" if before == "[" else "\n]\n"
 
 
+def as_json_object(value: dict[str, Any]) -> str:
+    """One object as JSON, indented."""
+    return files.dumps(strict(value)).decode()
+
+
 def strict(value: Any) -> Any:
     """Plain data in which NaN and infinities are text."""
     if isinstance(value, dict):
