@@ -37,7 +37,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
     try:
-        app()
+        app(prog_name="daypoint")
     except DaypointError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

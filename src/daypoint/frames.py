@@ -5,7 +5,7 @@
 
 Column names are the names of queries (`daypoint.facts`): `status`, `git.commit`, `config.optimizer.lr`, `val/accuracy` (its last
 value), `best(val/accuracy)`. What a run has not is missing; numbers stay numbers, whole ones too, and booleans booleans.
-It imports neither torch nor mlflow. One number: a million batches of three metrics in 6 s, holding only the columns.
+It imports neither torch nor mlflow. One number: a million batches of three metrics in 4 s, holding only the columns.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def runs(
     rows = list(
         select(_directories(since, until, there), there, complaints, _row, where=condition, known=known)
     )
-    if rows:
-        known.check()
+    known.check()
     for complaint in complaints:
         warnings.warn(complaint, stacklevel=2)
     found = dict.fromkeys(

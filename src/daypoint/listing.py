@@ -143,7 +143,10 @@ def choose(
     looked_at = iter(reversed(directories))
 
     def row_of(of: RunFacts) -> tuple[Any, Any]:
-        return known.value(key, of) if key else None, take(of, known)
+        if key is None:
+            return None, take(of, known)
+        # Of those that are sorted away only the value is kept.
+        return known.value(key, of), of.run.directory if limit else take(of, known)
 
     rows: list[tuple[Any, Any]] = []
     for row in select(looked_at, outputs, complaints, row_of, where=condition, known=known):
@@ -151,7 +154,7 @@ def choose(
         if key is None and len(rows) == limit and not known.unknown:
             break
     left_out = sum(1 for _ in looked_at)  # whether they match a query is not known
-    if left_out == 0 and directories:
+    if left_out == 0:
         known.check()
     rows.reverse()
     if key is not None:
@@ -159,7 +162,10 @@ def choose(
     if limit and len(rows) > limit:
         left_out += len(rows) - limit
         rows = rows[:limit] if key is not None else rows[-limit:]
-    return Chosen([row for _, row in rows], complaints, left_out)
+    chosen = [row for _, row in rows]
+    if key is not None and limit:
+        chosen = list(select(chosen, outputs, complaints, lambda of: take(of, known)))
+    return Chosen(chosen, complaints, left_out)
 
 
 def sorted_by(items: list[Any], value_of: Any, *, descending: bool) -> list[Any]:

@@ -26,6 +26,7 @@ class Names:
         self._asked = list(asked)
         self._meanings: dict[Name, Name] = {}
         self._there: dict[str, None] = dict.fromkeys(FACTS)
+        self._saw_a_run = False
 
     def value(self, name: Name, of: RunFacts) -> Any:
         """The value of a name as it was asked for; MISSING if this run has none.
@@ -49,6 +50,7 @@ class Names:
 
     def see(self, of: RunFacts) -> None:
         """Look at what a run has, as long as a name has not been found yet."""
+        self._saw_a_run = True
         if unknown := self.unknown:
             for name in unknown:
                 self.value(name, of)
@@ -64,16 +66,16 @@ class Names:
         """After the last run.
 
         Raises:
-            ConfigError: no run has had a name; tells the nearest ones.
+            ConfigError: there were runs, and none has had a name; tells the nearest ones.
         """
-        for name in self.unknown:
+        for name in self.unknown if self._saw_a_run else ():
             import difflib  # only for a message
 
-            near = difflib.get_close_matches(name.name, self._there, n=3, cutoff=0.5)
-            tails = [
-                key for key in self._there if key.rpartition(".")[2].rpartition("/")[2] in (name.name, *near)
-            ]
-            near = list(dict.fromkeys((*near, *tails)))[:3]
+            spelt = {key.rpartition(".")[2].rpartition("/")[2]: key for key in self._there} | {
+                k: k for k in self._there
+            }
+            close = difflib.get_close_matches(name.name, spelt, n=5, cutoff=0.5)
+            near = list(dict.fromkeys(spelt[text] for text in close))[:3]
             hint = (
                 f"the nearest are {', '.join(near)}"
                 if near

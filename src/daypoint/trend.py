@@ -92,8 +92,7 @@ def trend(outputs: Path, metric: str, address: str | None = None, *, where: str 
         if isinstance(value, int | float) and math.isfinite(value):
             days.setdefault(tag, []).append((value, address_of_run))
             modes[mode] = None
-    if directories:
-        known.check()
+    known.check()
     # The newest run decides, should somebody have changed their mind about the direction.
     mode = {"min": "min", "max": "max"}.get(name.function or "") or next(reversed(modes), "max")
     found = [_day(tag, measured, mode) for tag, measured in sorted(days.items())]
