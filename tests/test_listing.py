@@ -63,6 +63,25 @@ def test_a_hyperparameter_that_changes_no_result_is_not_shown(outputs):
 def test_a_hyperparameter_that_some_have_not_is_shown_empty_and_null_is_written_out(outputs):
     file_run(outputs, "20260301-130000", config=config(0.1, dropout=None))
     assert column(listing(outputs), "dropout") == [None, None, None, "null"]
+    file_run(outputs, "20260301-140000", config=config(0.1))
+    assert column(listing(outputs), "dropout") == [None, None, None, "null", None]
+
+
+def test_a_value_that_only_followed_another_is_not_shown(outputs):
+    """`scheduler.total_steps` is `${trainer.updates}`, which the program filled in."""
+    for hour, epochs in ((13, 2), (14, 3)):
+        more = {"epochs": epochs, "scheduler": {"total": epochs * 23}, "updates": epochs * 23}
+        file_run(
+            outputs,
+            f"20260302-{hour}0000",
+            config=config(0.1, **more),
+            references={"scheduler.total": "updates"},
+            filled={"updates": None},
+        )
+    assert listing(outputs, "20260302").table.columns[2] == "epochs"
+    assert not {"scheduler.total", "updates"} & set(listing(outputs).table.columns)
+    file_run(outputs, "20260302-150000", config=config(0.1, epochs=3, updates=5), references={}, filled={})
+    assert "updates" in listing(outputs, "20260302").table.columns
 
 
 def test_true_and_1_are_not_the_same(outputs, tmp_path):

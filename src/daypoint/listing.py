@@ -8,7 +8,7 @@ screen of them. This module prints nothing. One number: 0.2 s for a thousand run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class _Reader:
 
     asked: list[Name]
     first: dict[str, Any] | None = None
+    explicit: set[str] = field(default_factory=set)
 
     def row(self, of: RunFacts, known: Names) -> _Row:
         if self.asked:
@@ -66,6 +67,11 @@ class _Reader:
         first = self.first
         differing = {k: v for k, v in config.items() if k not in first or not _equal(first[k], v)}
         differing |= {k: MISSING for k in first if k not in config}
+        # What followed another value, or was put in by the program, explains nothing by itself.
+        followed = {**(of.record.get("references") or {}), **(of.record.get("filled") or {})}
+        self.explicit.update(
+            k for k in (first if config is first else differing) if k in config and k not in followed
+        )
         name = of.record["name"]
         fixed = {
             "run": of.run.address,
@@ -111,7 +117,7 @@ def listing(
     if asked:
         cells = [[None if cell is MISSING else cell for cell in row.asked] for row in rows]
         return Listing(Table([str(name) for name in asked], cells), chosen.complaints, chosen.left_out, [])
-    table, more = _table(rows, reader.first or {})
+    table, more = _table(rows, reader)
     return Listing(table, chosen.complaints, chosen.left_out, more)
 
 
@@ -186,8 +192,9 @@ def _equal(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _table(rows: list[_Row], first: dict[str, Any]) -> tuple[Table, list[str]]:
-    params = varying([row.differing for row in rows], first)
+def _table(rows: list[_Row], reader: _Reader) -> tuple[Table, list[str]]:
+    first = reader.first or {}
+    params = [key for key in varying([row.differing for row in rows], first) if key in reader.explicit]
     monitors = list(dict.fromkeys(row.monitor for row in rows if row.monitor))
     best = f"best {monitors[0]}" if len(monitors) == 1 else "best"
     seen = dict.fromkeys(name for row in rows for name in row.metrics)
@@ -197,7 +204,7 @@ def _table(rows: list[_Row], first: dict[str, Any]) -> tuple[Table, list[str]]:
     cells = [
         [
             *(row.fixed[key] for key in ("run", "status", "model", "name")),
-            *(_param(key, row.differing.get(key, first.get(key))) for key in shown),
+            *(_param(key, row.differing.get(key, first.get(key, MISSING))) for key in shown),
             row.fixed["best"],
             *(row.metrics.get(name) for name in metrics),
             row.fixed["steps"],

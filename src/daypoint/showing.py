@@ -27,7 +27,10 @@ def page(run: StoredRun, *, colours: bool = False, last_epochs: int | None = Non
         last_epochs: at most so many epochs and checkpoints; None for all.
     """
     bold = ("\x1b[1m", "\x1b[0m") if colours else ("", "")
-    lines = [f"{bold[0]}{label:<12}{bold[1]}{tables.clean(text)}" for label, text in _head(run)]
+    lines = [
+        f"{bold[0]}{label:<12}{bold[1]}" + "\n".join(map(tables.clean, text.split("\n")))
+        for label, text in _head(run)
+    ]
     parts = ["\n".join(lines)]
     for title, table, more in _tables(run, last_epochs):
         note = f"  ({more} more above)" if more else ""
@@ -100,7 +103,7 @@ def _mlflow(record: dict[str, Any]) -> str:
         return "nowhere (tracking is off)"
     where = f"experiment {record.get('experiment')} in {uri}"
     found = store.page_of(uri, record["uid"])
-    return f"{where}: {found}" if found else where
+    return f"{where}\n{'':<12}{store.UI_ADDRESS}/{found} (while `daypoint ui` runs)" if found else where
 
 
 def _weights(card: dict[str, Any]) -> str:
