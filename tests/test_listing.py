@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 
 import pytest
 from filed_runs import epoch, file_run
@@ -203,3 +204,23 @@ def test_json_takes_the_same_query_order_and_limit_as_the_table(outputs):
     asked = {"where": "optimizer.lr < 1", "sort": "-best", "limit": 2}
     rows = [row["address"] for row in objects(outputs, None, [], **asked)]
     assert rows == column(listing(outputs, **asked), "run")
+
+
+def test_memory_does_not_grow_with_the_number_of_runs(tmp_path):
+    """Run records are read one at a time; of a run that is not shown nothing is kept."""
+
+    def peak_bytes(count):
+        for number in range(count):
+            name = f"20260301-{number // 3600:02}{number // 60 % 60:02}{number % 60:02}"
+            big = {f"key{i}": [number] * 50 for i in range(40)}
+            file_run(tmp_path / str(count), name, config={**config(number), "big": big})
+        tracemalloc.start()
+        listing(tmp_path / str(count), where="optimizer.lr >= 0", limit=0, columns=["optimizer.lr"])
+        for _ in objects(tmp_path / str(count), None, []):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    few, many = peak_bytes(20), peak_bytes(200)
+    assert many - few < 180 * 1500  # a path and a row of one cell; a record in memory takes 100 kB

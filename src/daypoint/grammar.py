@@ -6,7 +6,7 @@
     FUNCTION     best(NAME), last(…), first(…), min(…), max(…)
     LITERAL      numbers, nan, inf, true, false, null, [lists], "text", 'text', and bare words, which are text
 
-Nothing in it is evaluated: there is no arithmetic, and no way to call anything. One number: 20 µs for a query.
+Nothing in it is evaluated: there is no arithmetic, and no way to call anything. One number: 35 µs for three comparisons.
 """
 
 from __future__ import annotations

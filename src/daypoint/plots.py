@@ -1,6 +1,6 @@
 """Plots, as files. matplotlib is imported inside the functions and never opens a window.
 
-This module knows numbers and dates, no run directories. One number: 1 s for a picture, most of it the import.
+This module knows numbers and dates, no run directories. One number: half a second for a picture, most of it the import.
 """
 
 from __future__ import annotations

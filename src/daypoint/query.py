@@ -7,7 +7,7 @@ that have been set to nothing. Text, numbers and booleans are never equal to one
 NaN is above and below nothing, and equal to NaN.
 
 This module knows no runs and evaluates no Python: whoever asks gives it a function from names to values.
-One number: a million comparisons in about 0.4 s.
+One number: a comparison takes 0.6 µs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A range is a first and a last day tag, both included. A run belongs to the day of its directory, whatever the time zone
 of whoever asks; only `today`, `yesterday` and `last 7 days` are counted from the reader's own calendar. This module reads
-no file. One number: 10 µs for a range.
+no file. One number: 6 µs for a range.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def ls(
     Example: daypoint ls 'last 7 days' --where 'optimizer.lr in [0.1, 0.01] and not model=cnn' --sort=-best -n 10
     Example: daypoint ls 20260328/sweep-1502 --columns 'address,optimizer.lr,best(val/accuracy)' --csv
     """
-    from daypoint import listing
+    from daypoint import listing, tables
 
     one_form(json=as_json, csv=as_csv)
     there = outputs_from(outputs)
@@ -83,6 +83,9 @@ def ls(
         kind = "more" if sort else "older"
         looked = " or not looked at" if where and not sort else ""
         print(f"{counted(found.left_out, f'{kind} run')} not shown{looked}; -n 0 shows all")
+    if address is not None and "sweep-" in address and not where and not as_csv:
+        for line in listing.without_run(there, address):
+            print(f"without a run: {tables.clean(line)}")
     if found.more_params and not as_csv:
         print(f"vary too (--columns shows them): {', '.join(found.more_params)}")
 

@@ -1,7 +1,7 @@
 """Showing one run: the page of `daypoint show`, as text for people and as plain data for programs.
 
 On the page epochs are counted from 1, as on the screen of the training; in the data from 0, as in the files. The page never reads
-weights; of checkpoints it reads the cards. One number: 10 ms for a run with ten checkpoints.
+weights; of checkpoints it reads the cards. One number: 4 ms for a run with two checkpoints.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Text has short numbers, aligned columns and, on a terminal, colours (none with NO_COLOR); no number is ever cut. CSV has every
 digit. HTML is one file that loads nothing, every cell escaped. This module knows no runs, and does without rich, whose
-import would take longer than listing a thousand runs. One number: 5 ms for 50 rows.
+import would take longer than listing a thousand runs. One number: 0.6 ms for 50 rows.
 """
 
 from __future__ import annotations
