@@ -304,6 +304,15 @@ def test_the_shell_can_complete_commands(project):
     assert done.stdout.split() == ["trend"]
 
 
+def test_the_shell_can_complete_addresses(filed, monkeypatch):
+    from daypoint.options import complete_address
+
+    assert complete_address("2026") == ["20260301", "20260302"]
+    assert complete_address("l") == ["last"]
+    assert complete_address("2026-03-01/19") == ["2026-03-01/190000-000000"]
+    assert complete_address("nonsense/") == []
+
+
 def test_reading_commands_import_nothing_heavy(project):
     file_run(project.outputs, "20260301-100000", epochs=[epoch(0, x=1.0)])
     file_run(project.outputs, "20260301-110000", epochs=[epoch(0, x=2.0)])

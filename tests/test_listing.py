@@ -170,8 +170,11 @@ def test_a_damaged_run_is_a_complaint(outputs):
     assert "110000-000000" in found.complaints[0]
 
 
-def test_a_damaged_train_log_leaves_the_metrics_empty(outputs):
-    (outputs / "20260301" / "110000-000000" / "train_log_20260301.json").write_text('{"epochs": 5}')
+@pytest.mark.parametrize(
+    "text", ["{", '{"epochs": 5}', '{"epochs": [{}]}', '{"epochs": [{"stats": 1, "metrics": {}}]}', "[]"]
+)
+def test_a_damaged_train_log_leaves_the_metrics_empty(outputs, text):
+    (outputs / "20260301" / "110000-000000" / "train_log_20260301.json").write_text(text)
     assert column(listing(outputs), "loss") == [1.5, None, 1.5]
 
 

@@ -62,7 +62,11 @@ class StoredRun:
         """
         try:
             log = files.loads(self.files.train_log.read_bytes())
-            return log if isinstance(log["epochs"], list) else {}
+            whole = all(
+                isinstance(epoch["stats"], dict) and isinstance(epoch["metrics"], dict)
+                for epoch in log["epochs"]
+            )
+            return log if whole else {}
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError):

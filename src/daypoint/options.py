@@ -5,6 +5,7 @@ One number: nothing here is imported before a command needs it, so it adds a mil
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +52,25 @@ def outputs_from(given: Path | None) -> Path:
     from daypoint import day
 
     return given.absolute() if given is not None else day.project_root(Path.cwd()) / "outputs"
+
+
+def complete_address(incomplete: str) -> list[str]:
+    """What the shell may put in for the beginning of an ADDRESS: days, then the runs of a day."""
+    from daypoint import day
+    from daypoint.errors import AddressError
+
+    given = os.environ.get("DAYPOINT_OUTPUTS")
+    there = outputs_from(Path(given) if given else None)
+    tag, slash, _ = incomplete.partition("/")
+    if not slash:
+        days = (*sorted(path.name for path in there.glob("[0-9]" * 8)), "today", "yesterday", "last")
+        return [name for name in days if name.startswith(incomplete)]
+    try:
+        runs = day.run_directories(there, base := day.parse_day(tag))
+    except AddressError:
+        return []
+    addresses = [f"{tag}/{run.relative_to(there / base).as_posix()}" for run in runs]
+    return [address for address in addresses if address.startswith(incomplete)]
 
 
 def print_table(table: Table, as_csv: bool) -> None:

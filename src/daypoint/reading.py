@@ -17,6 +17,7 @@ from daypoint.options import (
     AsJson,
     Outputs,
     Where,
+    complete_address,
     counted,
     one_form,
     outputs_from,
@@ -29,7 +30,10 @@ from daypoint.options import (
 
 def ls(
     address: Annotated[
-        str | None, typer.Argument(help="A day, a range of days or a sweep; by default every day.")
+        str | None,
+        typer.Argument(
+            help="A day, a range of days or a sweep; by default every day.", autocompletion=complete_address
+        ),
     ] = None,
     where: Where = None,
     sort: Annotated[
@@ -91,7 +95,7 @@ def ls(
 
 
 def show(
-    address: Annotated[str, typer.Argument(help="Which run.")],
+    address: Annotated[str, typer.Argument(help="Which run.", autocompletion=complete_address)],
     once: Annotated[
         bool, typer.Option("--once", help="Print a run that goes on once, instead of once a second.")
     ] = False,
@@ -121,7 +125,9 @@ def show(
 
 
 def compare(
-    addresses: Annotated[list[str], typer.Argument(help="Runs, days or sweeps.")],
+    addresses: Annotated[
+        list[str], typer.Argument(help="Runs, days or sweeps.", autocompletion=complete_address)
+    ],
     where: Where = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from daypoint import catalog, day
-from daypoint.errors import AddressError, ConfigError
+from daypoint.errors import AddressError, ConfigError, DaypointError
 from daypoint.facts import FACTS, NUMBERS, PREFIXED, RunFacts, ambiguous
 from daypoint.query import MISSING, Compare, Expression, Junction, Literal, Name, Not, matches, names
 
@@ -149,6 +149,8 @@ def select(
             taken = take(of)
         except ConfigError:
             raise
+        except (DaypointError, OSError) as error:
+            complaints.append(f"{run.directory}: cannot be read: {error}")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             # A record that an older daypoint wrote, or somebody edited: the others are there all the same.
             complaints.append(
