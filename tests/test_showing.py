@@ -37,8 +37,11 @@ def read(outputs):
 
 def test_the_best_checkpoint_is_shown_with_its_step_value_and_hash(outputs):
     run = read(outputs)
-    (line,) = [line for line in showing.page(run).splitlines() if line.startswith("best ")]
-    assert "step 1, epoch 1, val/accuracy 0.9" in line
+    lines = showing.page(run).splitlines()
+    (place,) = (i for i, line in enumerate(lines) if line.startswith("best "))
+    line = lines[place]
+    assert line.startswith("best        step 1, epoch 1, weights SHA-256 ")
+    assert lines[place + 1].split() == ["val/accuracy", "0.9", "loss", "0.5"]
     sha = re.search(r"SHA-256 (\w+)", line)[1]
     assert any(of["sha256"].startswith(sha) for of in showing.best_card(run)["files"].values())
 

@@ -77,12 +77,12 @@ def _head(run: StoredRun) -> Iterator[tuple[str, str]]:
     if attempt.get("overrides"):
         yield "overrides", " ".join(attempt["overrides"])
     if (card := best_card(run)) is not None:
-        value = card["metrics"].get(of.monitor) if of.monitor else None
-        measured = f", {of.monitor} {tables.number(value)}" if value is not None else ""
-        yield (
-            "best",
-            f"step {card['step']}{_epoch_text(card.get('epoch'))}{measured}, weights SHA-256 {_weights(card)}",
-        )
+        measured = sorted(
+            card["metrics"].items(), key=lambda item: item[0] != of.monitor
+        )  # the monitored one first
+        numbers = "  ".join(f"{name} {tables.number(value)}" for name, value in measured)
+        where = f"step {card['step']}{_epoch_text(card.get('epoch'))}, weights SHA-256 {_weights(card)}"
+        yield "best" if run.pointer("best") else "last", f"{where}\n{'':<12}{numbers}".rstrip()
 
 
 def _now(run: StoredRun) -> str:
