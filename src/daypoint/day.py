@@ -269,7 +269,9 @@ def as_path(address: str) -> Path | None:
     """The absolute path that an address may be; None for what cannot be one: too long, `~nobody`, a NUL in it."""
     try:
         path = Path(os.path.abspath(Path(address).expanduser()))
-        path.exists()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except (OSError, RuntimeError, ValueError):
         return None
     return path
