@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -77,15 +76,6 @@ def measure(entries: list[Entry], common: dict[str, Any], options: argparse.Name
             say(f"{number + 1}/{len(kinds)} {kind} {entry.name:<16} {time.monotonic() - began:5.1f} s")
 
 
-def commit() -> str | None:
-    """The commit of this repository; with a plus when files differ from it."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def command(options: argparse.Namespace) -> str:
     """The command line, less what changes no number."""
     words = ["python", "benchmarks/overhead.py"] + ["--quick"] * options.quick
@@ -137,7 +127,7 @@ def main() -> None:
     options = arguments()
     moment = datetime.now().astimezone()
     began = time.monotonic()
-    measured_commit = commit()
+    measured_commit = results.commit()
     scratch = Path(tempfile.mkdtemp(prefix="overhead-"))
     try:
         entries = [Entry(name, scratch / name) for name in options.names]
@@ -170,7 +160,7 @@ def main() -> None:
         "commit": measured_commit,
         "contenders": results.summaries(entries),
     }
-    page = results.write(options.out, document, moment)
+    page = results.write(options.out, document, moment, "overhead", results.markdown)
     print(page)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -117,21 +118,36 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str | None:
+    """The commit of this repository; with a plus when files differ from it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 # ---------------------------------------------------------------- the files
 
 
-def write(directory: Path, document: dict[str, Any], moment: datetime) -> Path:
-    """The two files, `overhead-YYYYMMDD.json` and `.md`; returns the page."""
+def write(
+    directory: Path,
+    document: dict[str, Any],
+    moment: datetime,
+    name: str,
+    page_of: Callable[[dict[str, Any]], str],
+) -> Path:
+    """The two files, `NAME-YYYYMMDD.json` and `.md`; returns the page."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"overhead-{moment:%Y%m%d}"
+    path = directory / f"{name}-{moment:%Y%m%d}"
     path.with_suffix(".json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     page = path.with_suffix(".md")
-    page.write_text(markdown(document))
+    page.write_text(page_of(document))
     return page
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The page."""
+    """The page of overhead.py."""
     contenders, settings, host = document["contenders"], document["settings"], document["machine"]
     some = next(iter(of["step"] for of in contenders.values() if of["step"]), None)
     lines = [
@@ -148,7 +164,7 @@ def markdown(document: dict[str, Any]) -> str:
             f"{some['without_cpu_share']:.0%} of the time (less than 99 %, or a load average beyond the cores, means that something else was running, and that times are rough).",
         ]
     lines += ["", "## Cost of a step", ""]
-    lines += _table(
+    lines += table(
         [
             "",
             "call, µs: typical",
@@ -172,7 +188,7 @@ def markdown(document: dict[str, Any]) -> str:
         "## The rest of a run",
         "",
     ]
-    lines += _table(
+    lines += table(
         [
             "",
             "to the first step, s",
@@ -194,7 +210,7 @@ def markdown(document: dict[str, Any]) -> str:
         "## After SIGKILL of the training process, at a random step",
         "",
     ]
-    lines += _table(["", "points logged", "kept", "lost", "share lost"], _sigkill_row, contenders, "sigkill")
+    lines += table(["", "points logged", "kept", "lost", "share lost"], _sigkill_row, contenders, "sigkill")
     lines += [
         "",
         f"Sum of {settings['kills']} runs. A point is logged when the call has returned; it is kept when it can be read back, with its very value, once "
@@ -215,9 +231,10 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(
+def table(
     head: list[str], row: Callable[[dict[str, Any]], list[str]], contenders: dict[str, Any], part: str
 ) -> list[str]:
+    """The lines of a table: a row for each contender that has this part."""
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for of in contenders.values():
         if of[part] is not None:

@@ -1,4 +1,4 @@
-"""benchmarks/overhead.py at its smallest: it runs, writes its two files, and every point that daypoint took is there again."""
+"""The benchmarks at their smallest: they run, write their two files, and what they logged or saved is there again."""
 
 import json
 import subprocess
@@ -50,3 +50,21 @@ def test_the_benchmark_of_listing_shows_every_command():
     rows = [line for line in done.stdout.splitlines() if line.startswith("| `")]
     assert len(rows) == 9
     assert all(" s | " in row for row in rows)
+
+
+@pytest.mark.slow
+def test_the_checkpoint_benchmark_reads_back_what_it_wrote(tmp_path):
+    script = REPOSITORY / "benchmarks" / "checkpoint.py"
+    command = [sys.executable, str(script), "--quick", "--scratch", str(tmp_path), "--out", str(tmp_path)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (page,) = tmp_path.glob("checkpoint-*.md")
+    assert str(page) in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [page.with_suffix(".json").name, page.name]
+    document = json.loads(page.with_suffix(".json").read_text())
+    contenders = document["sizes"]["12 MB"]["contenders"]
+    assert list(contenders) == ["raw", "torch", "safetensors", "dcp", "dcp-kept", "daypoint-wait", "daypoint"]
+    for name, of in contenders.items():
+        assert len(of["rounds"]) == 2
+        assert 0 < of["blocked"] <= of["total"]
+        assert f"{of['total'] * 1e3:,.0f}" in page.read_text(), name

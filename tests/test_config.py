@@ -1,5 +1,6 @@
 """Settings and configs: one clear message for what cannot work, plain data for what can."""
 
+import itertools
 import math
 
 import pytest
@@ -37,6 +38,7 @@ def test_a_setting_of_the_wrong_type_is_named():
         ("trainer", "clip_norm", 0.0, r"trainer\.clip_norm"),
         ("tracking", "on_nonfinite", "ignore", r"tracking\.on_nonfinite: expected record, warn or stop"),
         ("tracking", "wait_seconds", -1.0, r"tracking\.wait_seconds"),
+        ("tracking", "wait_seconds", math.nan, r"tracking\.wait_seconds"),
         ("tracking", "timezone", "Mars", r"tracking\.timezone"),
         ("tracking", "experiment", "", r"tracking\.experiment: expected 1 to 500 characters, found 0"),
         (
@@ -113,3 +115,12 @@ def test_fill_refuses_what_contradicts_the_config():
 def test_a_tag_that_is_not_the_users_own_is_refused(name):
     with pytest.raises(ConfigError, match=r"tracking\.tags: expected names of your own"):
         config.section({"tracking": {"tags": {name: "x"}}}, "tracking")
+
+
+def test_no_text_is_evaluated_whatever_stands_before_its_interpolation(monkeypatch):
+    monkeypatch.setenv("TOKEN", "hunter2")
+    pieces = ("\\", "${oc.env:TOKEN}", "${", "}", "$", "{", "a", " ", ":")
+    for length in range(1, 5):
+        texts = ["".join(chosen) for chosen in itertools.product(pieces, repeat=length)]
+        read = OmegaConf.create(config.to_yaml(config.escaped({"texts": texts})).decode())
+        assert OmegaConf.to_container(read, resolve=True)["texts"] == texts

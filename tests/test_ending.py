@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 from written_runs import WrittenRun
 
-from daypoint import ending, identity
+from daypoint import catalog, ending, identity
 from daypoint.ending import Ending, ending_of, is_abandoned, last_event
 
 
@@ -123,6 +123,22 @@ def test_the_last_whole_event_is_found_before_damage(run):
     with open(run.files.journal, "ab") as file:
         file.write(b"x" * 200_000 + b"\n" + b"y" * 200_000)
     assert last_event(run.files.journal)["metrics"] == {"loss": 2.0}
+
+
+def test_an_event_that_says_nothing_of_the_training_can_be_passed_over(run):
+    run.log(loss=2.0)
+    run._event("checkpoint", step=1, epoch=0, path="checkpoints/step000001", metrics={"loss": 1.0})
+    assert last_event(run.files.journal)["event"] == "checkpoint"
+    assert last_event(run.files.journal, other_than="checkpoint")["metrics"] == {"loss": 2.0}
+
+
+def test_a_checkpoint_that_was_written_late_does_not_turn_the_steps_back(run, tmp_path):
+    for _ in range(4):
+        run.log(loss=2.0)
+    run._event("checkpoint", step=1, epoch=0, path="checkpoints/step000001", metrics={"loss": 1.0})
+    run.die()
+    stored = catalog.read(run.directory, tmp_path)
+    assert (stored.steps, stored.metrics) == (5, {"loss": 2.0})
 
 
 def test_a_long_last_event_is_read_whole(run):

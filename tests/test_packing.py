@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daypoint.errors import CheckpointError
-from daypoint.packing import pack, unpack
+from daypoint.packing import Spare, pack, unpack
 from daypoint.tensorfile import read_tensors, write_tensors
 
 
@@ -337,3 +337,32 @@ def test_data_100_deep_comes_back():
 def test_a_document_that_we_would_not_write_is_refused(document):
     with pytest.raises(CheckpointError, match=r"^file\.json: not what daypoint packs"):
         unpack({"x": torch.zeros(8, dtype=torch.uint8)}, document, "file.json")
+
+
+# ---------------------------------------------------------------- memory of an earlier copy
+
+
+def test_a_copy_in_spare_memory_is_as_good_as_any():
+    value = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b": [torch.tensor(1), torch.zeros(2, 3)],
+        "c": torch.ones(4),
+    }
+    first, _ = pack(value)
+    places = {tensor.data_ptr() for tensor in first.values()}
+    spare = Spare(first.values())
+    value = {"a": torch.full((2, 3), 7.0), "b": [torch.tensor(2), torch.ones(3, 2).T, torch.ones(5)]}
+    second, document = pack(value, spare=spare)
+    back = unpack(second, document)
+    assert torch.equal(back["a"], value["a"])
+    assert all(torch.equal(one, other) for one, other in zip(back["b"], value["b"], strict=True))
+    assert len({tensor.data_ptr() for tensor in second.values()}) == 4
+    assert len({tensor.data_ptr() for tensor in second.values()} & places) == 3
+    assert all(tensor.is_contiguous() for tensor in second.values())
+
+
+def test_memory_of_a_copy_in_inference_mode_is_not_written_to():
+    with torch.inference_mode():
+        first, _ = pack({"a": torch.ones(3)})
+    second, _ = pack({"a": torch.zeros(3)}, spare=Spare(first.values()))
+    assert torch.equal(second["a"], torch.zeros(3))

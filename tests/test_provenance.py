@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+import daypoint
+from daypoint import identity
 from daypoint.provenance import git_state, uncommitted_diff, versions
 
 UNKNOWN = {"commit": None, "branch": None, "dirty": None, "diff_sha256": None}
@@ -154,6 +156,19 @@ def test_large_files_and_places_for_secrets_are_named_but_not_included(repositor
     assert git_state(repository)["dirty"] is True
 
 
+def test_a_password_in_a_file_of_settings_is_hidden_and_the_diff_still_applies(repository, tmp_path):
+    (repository / "db.yaml").write_text("host: h\npassword: hunter2\n")
+    (repository / "train.py").write_text("password = 'read from stdin'\n")
+    diff = uncommitted_diff(repository)
+    assert b"hunter2" not in diff
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    (tmp_path / "diff").write_bytes(diff)
+    git(clone, "apply", str(tmp_path / "diff"))
+    assert (clone / "db.yaml").read_text() == "host: h\npassword: ***\n"
+    assert (clone / "train.py").read_text() == "password = 'read from stdin'\n"
+
+
 def test_a_repository_inside_the_project_is_left_alone(repository):
     inner = repository / "inner"
     inner.mkdir()
@@ -187,6 +202,85 @@ def test_a_complaint_of_git_is_passed_on(repository):
     (repository / ".git" / "HEAD").write_text("nonsense")
     assert git_state(repository)["commit"] is None
     assert git_state(repository)["reason"]
+
+
+# ---------------------------------------------------------------- in the run directory
+
+
+def settings(outputs, **more):
+    return {"tracking": {"enabled": False, "outputs": str(outputs), **more}}
+
+
+def train(outputs, **options):
+    """A run of the project in the working directory; resumed when asked to."""
+    with daypoint.open_run(settings(outputs), quiet=True, **options) as run:
+        run.log(loss=1.0)
+    return run
+
+
+def test_a_clean_tree_leaves_no_diff_in_the_run_directory(repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(repository)
+    run = train(tmp_path / "outputs")
+    assert identity.read_run(run.directory)["git"]["dirty"] is False
+    assert list(run.directory.glob("*.diff")) == []
+
+
+def test_the_diff_in_the_run_directory_gives_the_tree_back(repository, tmp_path, monkeypatch):
+    (repository / "train.py").write_text("print(2)\n")
+    (repository / "new.py").write_bytes(b"\x00\xff")
+    monkeypatch.chdir(repository)
+    run = train(tmp_path / "outputs")
+    state = identity.read_run(run.directory)["git"]
+    path = run.directory / "uncommitted.diff"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == state["diff_sha256"]
+    copy = tmp_path / "copy"
+    git(tmp_path, "clone", "-q", str(repository), str(copy))
+    git(copy, "checkout", "-q", state["commit"])
+    git(copy, "apply", str(path))
+    assert (copy / "train.py").read_text() == "print(2)\n"
+    assert (copy / "new.py").read_bytes() == b"\x00\xff"
+
+
+def test_each_attempt_has_its_own_code(repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(repository)
+    outputs = tmp_path / "outputs"
+    (repository / "train.py").write_text("print(2)\n")
+    train(outputs)
+    (repository / "train.py").write_text("print(3)\n")
+    run = train(outputs, resume="last")
+    record = identity.read_run(run.directory)
+    names = ("uncommitted.diff", "uncommitted_attempt2.diff")
+    contents = [(run.directory / name).read_bytes() for name in names]
+    hashes = [hashlib.sha256(content).hexdigest() for content in contents]
+    assert [attempt["git"]["diff_sha256"] for attempt in record["attempts"]] == hashes
+    assert record["git"] == record["attempts"][1]["git"]
+    assert b"+print(2)" in contents[0]
+    assert b"+print(3)" in contents[1]
+
+
+def test_the_code_is_inspected_once_for_each_attempt(repository, tmp_path, monkeypatch):
+    log = tmp_path / "asked"
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\necho "$3" >> {log}\nexec {shutil.which("git")} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
+    (repository / "train.py").write_text("print(2)\n")
+    monkeypatch.chdir(repository)
+    train(tmp_path / "outputs")
+    assert sorted(log.read_text().split()) == ["diff", "rev-parse", "status"]
+
+
+@pytest.mark.parametrize("place", ["outputs", "results/here"])
+def test_earlier_runs_are_not_code(repository, place, monkeypatch):
+    monkeypatch.chdir(repository)
+    for _ in range(2):
+        run = train(place)
+    assert run.directory.is_relative_to(repository / place)
+    assert identity.read_run(run.directory)["git"]["dirty"] is False
+
+
+# ---------------------------------------------------------------- versions
 
 
 def test_the_versions_are_told_without_importing_anything():

@@ -194,10 +194,9 @@ def test_numbers_are_immediate_again_when_nothing_waits_before_them(directory, r
     [
         lambda r: r.end_epoch(),
         lambda r: r.log_epoch({"accuracy": 0.5}),
-        lambda r: r.checkpoint("checkpoints/step000004", 0, {}),
         lambda r: r.flush(),
     ],
-    ids=["end_epoch", "log_epoch", "checkpoint", "flush"],
+    ids=["end_epoch", "log_epoch", "flush"],
 )
 def test_all_is_recorded_before(directory, recorder, event):
     recorder.begin_epoch(0)
@@ -431,6 +430,22 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step(directory, open_run, defer
         {"loss": 2.0},
     ]
     assert "step000002" in (directory / "checkpoints" / "best.json").read_text()
+
+
+def test_what_was_logged_before_a_save_is_recorded_before_it_returns(directory, open_run, deferring):
+    with open_run() as run:
+        for loss in (3.0, 1.0, 2.0):
+            run.log(loss=torch.tensor(loss))
+        run.save(model=torch.nn.Linear(1, 1))
+        assert steps(directory) == [0, 1, 2]
+
+
+def test_the_event_of_a_checkpoint_waits_for_no_device(directory, recorder):
+    log_tensors(recorder, 3)
+    recorder.checkpoint("checkpoints/step000001", {"step": 1, "epoch": None, "metrics": {"loss": 2.0}})
+    (event,) = events(directory, "checkpoint")
+    assert (event["step"], event["metrics"]) == (1, {"loss": 2.0})
+    assert steps(directory) == [0]
 
 
 def test_a_forked_worker_writes_nothing_of_what_waits_in_its_copy(directory, open_run, deferring):

@@ -23,6 +23,8 @@ SECRET = "TOPSECRET"
             "apikey",
             "apiKey",
             "OPENAI_API_KEY",
+            "openai_key",
+            "WANDB_KEY",
             "access_key",
             "access_key_id",
             "private_key",

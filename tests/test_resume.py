@@ -277,6 +277,13 @@ def test_without_hydra_a_run_goes_on_with_resume(tmp_path):
     assert [epoch["epoch"] for epoch in run.epochs] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("target", ["oc.env:HOME", "now:%Y", "a}${oc.env:HOME", "", ".a", "3"])
+def test_a_record_cannot_have_anything_evaluated(target):
+    record = {"config": {"a": 1, "b": 1}, "filled": {}, "references": {"b": target}}
+    with pytest.raises(ConfigError, match="b: expected a reference to another key"):
+        resume.thawed(record)
+
+
 # ---------------------------------------------------------------- real processes
 
 

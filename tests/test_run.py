@@ -33,7 +33,8 @@ def train_log(run):
     return orjson.loads((run.directory / f"train_log_{run.day}.json").read_bytes())
 
 
-def test_a_run_leaves_the_layout_that_is_promised(cfg):
+def test_a_run_leaves_the_layout_that_is_promised(cfg, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a project in no repository
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with daypoint.open_run(cfg, monitor="loss") as run:
@@ -335,7 +336,11 @@ def test_a_file_store_is_refused_with_the_uri_to_use_instead(cfg, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_secret_reaches_no_file(cfg):
+def test_a_secret_reaches_no_file(cfg, tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(
+        tmp_path
+    )  # the uncommitted changes of another project, such as this file, are none of its
     with daypoint.open_run(
         {**cfg, "db": {"password": "TOPSECRET"}, "url": "http://me:TOPSECRET@host/x"}
     ) as run:
@@ -508,3 +513,23 @@ def test_text_in_the_config_file_stays_text(cfg, text):
     with daypoint.open_run({**cfg, "text": text}) as run:
         pass
     assert OmegaConf.load(run.directory / f"config_{run.day}.yaml").text == text
+
+
+def test_ending_after_so_many_batches_costs_other_runs_nothing(tmp_path):
+    cfg = {"tracking": {"enabled": False, "outputs": str(tmp_path)}}
+    with daypoint.open_run(cfg, quiet=True) as run:
+        assert "log" not in vars(run)
+        run.log(loss=1.0)
+    assert identity.read_run(run.directory)["reproduces"] is None
+
+
+def test_a_value_without_a_name_is_refused_with_the_way_to_name_it(cfg):
+    with daypoint.open_run(cfg) as run:
+        for log in (run.log, run.log_epoch):
+            with pytest.raises(
+                ScalarError,
+                match=r"log: expected scalars by name, found Tensor; name it: run\.log\(loss=loss\)",
+            ):
+                log(torch.tensor(1.0))
+        run.log(loss=1.0)
+    assert len(events(run, "batch")) == 1

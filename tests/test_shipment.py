@@ -221,6 +221,29 @@ def test_the_run_says_who_it_is(run):
     assert "daypoint show 20260328/141502-123456" in sent.data.tags["mlflow.note.content"]
 
 
+def test_the_note_says_what_the_run_is_and_how_it_went(root):
+    run = WrittenRun(
+        root, choices={"model": "mlp", "optimizer": "adamw"}, monitor={"metric": "loss", "mode": "min"}
+    )
+    run.log(loss=0.25)
+    run.end("FAILED")
+    note = ship(run).data.tags["mlflow.note.content"]
+    assert note.startswith("**20260328/141502-123456** FAILED · ")
+    for line in (
+        "| model | mlp |",
+        "| optimizer | adamw, lr 0.01 |",
+        "| rows | 1,797, fingerprint ffffffffffff |",
+    ):
+        assert line in note
+    assert "    python train.py resume=20260328/141502-123456" in note
+
+
+def test_text_in_the_note_cannot_leave_its_cell(root):
+    run = WrittenRun(root, choices={"model": "a|b\n<script>"})
+    run.end()
+    assert "| model | a\\|b &lt;script> |" in ship(run).data.tags["mlflow.note.content"]
+
+
 def test_tags_of_the_users_own_are_there(root):
     run = WrittenRun(root, tags={"team": "vision", "odd@name": "x" * 9000})
     run.end()
@@ -259,8 +282,9 @@ def test_log_config_and_record_are_artifacts_as_they_are_at_the_end(run):
             assert file.read() == path.read_bytes()
 
 
-def test_the_config_of_every_attempt_is_an_artifact(run):
-    again = run.files.config.with_stem(f"{run.files.config.stem}_attempt2")
+def test_the_config_of_every_attempt_is_an_artifact_and_its_uncommitted_code_is_not(run):
+    again = run.files.config_of(2)
+    run.files.uncommitted_diff(1).write_text("+print(2)")
     again.write_text("optimizer:\n  lr: 0.5\n")
     run.end()
     sent = ship(run)

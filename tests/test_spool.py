@@ -277,7 +277,7 @@ def test_a_clock_set_back_drains(recorder, directory, monkeypatch):
     [
         lambda r: r.begin_epoch(0),
         lambda r: r.log_epoch({"accuracy": 0.5}),
-        lambda r: r.checkpoint("checkpoints/step000010", 0, {}),
+        lambda r: r.checkpoint("checkpoints/step000004", {"step": 4, "epoch": 0, "metrics": {}}),
         lambda r: r.flush(),
         lambda r: r.log({"another": 1.0}),
         lambda r: r.log({"loss": 1, "lr": 2}),

@@ -41,13 +41,18 @@ def stored(project):
     return {uuid: (name, status, tags[uuid], params[uuid]) for uuid, name, status in rows}
 
 
-def settled(project):
-    """`stored`, once the courier has closed everything."""
-    deadline = time.monotonic() + 60
-    while any(status == "RUNNING" for _, status, _, _ in stored(project).values()):
-        assert time.monotonic() < deadline, stored(project)
+def settled(project, count):
+    """`stored`, once the couriers have closed so many runs."""
+    deadline = time.monotonic() + 120
+    while True:
+        with contextlib.suppress(sqlite3.OperationalError):  # the store is being made
+            runs = stored(project)
+            if len(runs) == count and all(
+                tags.get("daypoint.status") == status != "RUNNING" for _, status, tags, _ in runs.values()
+            ):
+                return runs
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    return stored(project)
 
 
 def test_a_sweep_has_a_manifest_a_summary_and_a_parent_with_its_jobs_as_children(project):
@@ -61,7 +66,7 @@ def test_a_sweep_has_a_manifest_a_summary_and_a_parent_with_its_jobs_as_children
     assert best["value"] == min(values)  # val/loss: less is better
     assert "over 2 seeds: val/loss" in done.stdout
     assert f"sweep {directory.parent.name}/{directory.name}" in done.stdout
-    runs = settled(project)
+    runs = settled(project, 5)
     ((parent_id, (name, status, tags, params)),) = [
         item for item in runs.items() if item[1][2].get("daypoint.kind") == "sweep"
     ]
@@ -183,8 +188,8 @@ def test_a_killed_sweep_says_so_and_resume_runs_what_is_missing(project):
     while True:
         assert time.monotonic() < deadline
         with contextlib.suppress(ValueError, AddressError):
-            manifest, _ = manifest_of(project)
-            if statuses(manifest)[:1] == ["FINISHED"] and len(statuses(manifest)) == 2:
+            manifest, directory = manifest_of(project)
+            if statuses(manifest) == ["FINISHED", "RUNNING"] and day.is_run(directory / "1"):
                 break
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
@@ -194,14 +199,50 @@ def test_a_killed_sweep_says_so_and_resume_runs_what_is_missing(project):
     assert sweep.status_of(manifest) == "KILLED"
     assert sweep.counts(manifest)["KILLED"] == 1
     first = (directory / "0" / "run.json").read_bytes()
-    parent = next(run for run in settled(project).values() if run[2].get("daypoint.kind") == "sweep")
+    parent = next(run for run in settled(project, 3).values() if run[2].get("daypoint.kind") == "sweep")
     assert parent[1] == "KILLED"
     project.train("-m", f"sweep.resume={directory.parent.name}/{directory.name}")
     manifest, _ = manifest_of(project)
     assert statuses(manifest) == ["FINISHED"] * 3
     assert (directory / "0" / "run.json").read_bytes() == first
-    parent = next(run for run in settled(project).values() if run[2].get("daypoint.kind") == "sweep")
+    parent = next(run for run in settled(project, 5).values() if run[2].get("daypoint.kind") == "sweep")
     assert parent[1] == "FINISHED"
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side_share_one_parent_and_failures_are_spared(project):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    lr = "optimizer.lr=" + ",".join(f"0.0{n}" for n in range(1, 8)) + ",fast"
+    done = project.train(
+        *QUICK, "experiment=parallel", "hydra.launcher.n_jobs=8", lr, check=False, timeout=400
+    )
+    assert done.returncode == 1
+    manifest, _ = manifest_of(project)
+    assert statuses(manifest) == ["FINISHED"] * 7 + ["FAILED"]
+    runs = settled(project, 8)
+    ((parent_id, parent),) = [item for item in runs.items() if item[1][2].get("daypoint.kind") == "sweep"]
+    assert parent[1] == "FAILED"
+    assert (parent[2]["jobs.finished"], parent[2]["jobs.failed"]) == ("7", "1")
+    assert [r[2]["mlflow.parentRunId"] for u, r in runs.items() if u != parent_id] == [parent_id] * 7
+
+
+@pytest.mark.slow
+def test_optuna_gets_the_objective_of_every_job_also_of_a_failed_one(project):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    (project.root / "my_losses.py").write_text(
+        "calls = []\n\ndef make():\n    calls.append(1)\n    if len(calls) == 2: raise ValueError('not this time')\n"
+        "    return lambda x, y: ((x - y) ** 2).mean()\n"
+    )
+    (project.root / "conf/loss/mine.yaml").write_text("_target_: my_losses.make\n")
+    more = ("hydra.sweeper.n_trials=4", "hydra.sweeper.direction=minimize", "loss=mine", "tracking=off")
+    done = project.train(
+        *QUICK[:4], "experiment=optuna", *more, check=False, PYTHONPATH=project.root, timeout=200
+    )
+    manifest, _ = manifest_of(project)
+    assert statuses(manifest) == ["FINISHED", "FAILED", "FINISHED", "FINISHED"]
+    assert done.returncode == 1
+    assert f"Best value: {sweep.best(manifest)[1]['value']}" in done.stdout + done.stderr
+    assert all(len(sweep.varying(j["overrides"], manifest)) == 2 for _, j in sweep.jobs_of(manifest))
 
 
 # ---------------------------------------------------------------- the manifest by itself

@@ -98,3 +98,12 @@ def test_a_learning_rate_that_is_text_is_refused_before_torch_sees_it():
 def test_nested_targets_are_found_with_their_keys():
     plain = {"model": {"_target_": "a.B", "head": [{"_target_": "c.D"}]}, "x": 1}
     assert [key for key, _ in targets.find(plain)] == ["model", "model.head.0"]
+
+
+def test_a_mistake_in_a_module_of_the_users_is_told_with_its_place(tmp_path, monkeypatch):
+    (tmp_path / "broken_of_this_test.py").write_text("x = 1\ndef f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"importing broken_of_this_test\.Net failed: SyntaxError: .*line 2\)"
+    ):
+        targets.locate("broken_of_this_test.Net", "model._target_")

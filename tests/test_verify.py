@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from test_provenance import git
 
 import daypoint
 from daypoint import catalog, day, files
@@ -98,6 +99,42 @@ def test_a_damaged_journal_line_is_named_with_its_place(run):
     run.files.journal.write_bytes(content)
     (problem,) = verify_run(run)
     assert re.search(r"journal\.jsonl: bytes 0 to \d+: the checksum does not match", problem)
+
+
+@pytest.fixture
+def dirty(tmp_path, monkeypatch):
+    """A run whose code had uncommitted changes, in two attempts."""
+    project, outputs = tmp_path / "project", tmp_path / "outputs"
+    project.mkdir()
+    git(project, "init", "-q")
+    git(project, "commit", "-q", "--allow-empty", "-m", "one")
+    monkeypatch.chdir(project)
+    cfg = {"tracking": {"enabled": False, "outputs": str(outputs)}}
+    for resume in (None, "last"):
+        (project / "train.py").write_text(f"resume = {resume!r}\n")
+        with daypoint.open_run(cfg, quiet=True, resume=resume) as run:
+            run.log(loss=1.0)
+    return catalog.read(run.directory, outputs)
+
+
+def test_a_run_with_uncommitted_changes_has_no_problems(dirty):
+    assert len(list(dirty.directory.glob("*.diff"))) == 2
+    assert verify_run(dirty) == []
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_changed_diff_of_any_attempt_is_named(dirty, attempt):
+    path = dirty.files.uncommitted_diff(attempt)
+    path.write_bytes(path.read_bytes() + b"\n")
+    (problem,) = verify_run(dirty)
+    assert problem.startswith(f"{path}: the content has changed since it was written")
+
+
+def test_a_missing_diff_is_named(dirty):
+    path = dirty.files.uncommitted_diff(2)
+    path.unlink()
+    (problem,) = verify_run(dirty)
+    assert problem.startswith(f"{path}: expected the uncommitted changes of the code, found No such file")
 
 
 def test_a_pointer_to_nothing_is_named(run):

@@ -362,3 +362,27 @@ def test_an_unknown_task_and_an_unknown_excluded_column_are_refused(tmp_path):
 def test_a_table_that_is_not_what_the_config_says_is_refused(tmp_path):
     path = save(people(), tmp_path / "t.csv")
     assert "data.outputs: expected 3, as t has it, found 4" in refusal(path, "city", outputs=4)
+
+
+def test_rows_longer_than_the_names_are_refused_whatever_their_first_value(tmp_path):
+    for first in (
+        "1,2,3\n4,5,6\n7,8,9\n",
+        "0,2,3\n1,5,6\n2,8,9\n",
+        "x,2,3\ny,5,6\nz,8,9\n",
+        "1,2,\n4,5,\n7,8,\n",
+    ):
+        (tmp_path / "t.csv").write_text(f"a,b\n{first}")
+        assert "found rows longer than the names" in refusal(tmp_path / "t.csv", "b")
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a,a,y\n1,2,3\n4,5,6\n7,8,9\n")
+    assert "expected one column of a name, found several a" in refusal(tmp_path / "t.csv", "y")
+
+
+def test_text_among_numbers_is_found_in_whichever_part_it_fell(tmp_path):
+    for row in range(40):
+        rows = [f"{n / 7},{n % 2}" for n in range(40)]
+        rows[row] = f"oops,{row % 2}"
+        (tmp_path / "t.csv").write_text("a,y\n" + "\n".join(rows) + "\n")
+        assert "numbers beside text such as 'oops'" in refusal(tmp_path / "t.csv", "y")

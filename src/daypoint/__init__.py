@@ -16,6 +16,7 @@ Importing this module imports neither torch nor mlflow; each name below is impor
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,10 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'daypoint' has no attribute {name!r}")
+    state = random.getstate()
     value = getattr(import_module(f"daypoint.{_HOMES[name]}"), name)
+    # Some packages draw random numbers while they are imported (rich does); a program that has seeded must not notice when.
+    random.setstate(state)
     globals()[name] = value
     return value
 

@@ -84,8 +84,8 @@ class StoredRun:
 
     @cached_property
     def last_event(self) -> dict[str, Any] | None:
-        """The last whole record of the journal."""
-        return last_event(self.files.journal)
+        """The last whole record of the journal that says where training is; a checkpoint was taken earlier."""
+        return last_event(self.files.journal, other_than="checkpoint")
 
     @property
     def steps(self) -> int:

@@ -32,6 +32,7 @@ from daypoint.shelf import Found, best, history, latest, move_pointers, prune, r
 if TYPE_CHECKING:
     import torch
 
+    from daypoint.packing import Spare
     from daypoint.snapshot import Snapshot
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "read_card",
     "restore",
     "save",
+    "take",
     "verify",
     "write",
 ]
@@ -77,8 +79,26 @@ class State:
 # ---------------------------------------------------------------- saving
 
 
-def save(
-    files: RunFiles,
+def save(files: RunFiles, **what: Any) -> Path:
+    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
+
+    The same step saved again (a resumed run redoes steps) replaces the old one, in one system call where the
+    file system can exchange two directories.
+
+    Args:
+        what: as for `take`.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        CheckpointError: something in it cannot be stored, or the disk did not take it; earlier checkpoints
+            are whole.
+    """
+    return write(files, *take(**what, copy=False))
+
+
+def take(
     *,
     step: int,
     epoch: int | None,
@@ -92,11 +112,10 @@ def save(
     metrics: Mapping[str, bool | int | float] | None = None,
     parent: Mapping[str, Any] | None = None,
     gradients: bool = False,
-) -> Path:
-    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
-
-    The same step saved again (a resumed run redoes steps) replaces the old one, in one system call where the
-    file system can exchange two directories.
+    copy: bool = True,
+    spare: Spare | None = None,
+) -> tuple[Snapshot, dict[str, Any]]:
+    """The first half of `save`: what a checkpoint of this moment holds, for `write`.
 
     Args:
         step: steps done.
@@ -106,17 +125,20 @@ def save(
         metrics: Python numbers by name; those of `record["monitor"]` decide which checkpoint is the best.
         parent: `identity.reference` of the checkpoint that this training went on from.
         gradients: keep the gradients too, for a step in the middle of an accumulation.
+        copy: False when it is written before training goes on.
+        spare: of an earlier snapshot, to be used again.
 
     Returns:
-        The checkpoint directory.
+        The snapshot, and the card that will be sealed when the files are there.
 
     Raises:
-        CheckpointError: something in it cannot be stored, or the disk did not take it; earlier checkpoints
-            are whole.
+        CheckpointError: something in it cannot be stored; names it.
     """
     from daypoint import snapshot
 
-    taken = snapshot.take(model, optimizer, scheduler, scaler, extra, gradients=gradients, copy=False)
+    taken = snapshot.take(
+        model, optimizer, scheduler, scaler, extra, gradients=gradients, copy=copy, spare=spare
+    )
     card = identity.make_card(
         record,
         step=step,
@@ -126,11 +148,14 @@ def save(
         parent=parent,
         device=taken.device,
     )
-    return write(files, taken, card)
+    return taken, card
 
 
 def write(files: RunFiles, taken: Snapshot, card: Mapping[str, Any]) -> Path:
-    """The second half of `save`, which touches nothing of the live training. Returns and raises as `save`."""
+    """The second half of `save`, which touches nothing of the live training and may run in another thread.
+
+    Returns and raises as `save`.
+    """
     from daypoint import tensorfile
 
     target = files.checkpoint(card["step"])

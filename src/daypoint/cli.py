@@ -90,6 +90,83 @@ def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], output
 
 
 @app.command()
+def reproduce(
+    address: Annotated[str, typer.Argument(help="Which run; of a day or a sweep, the run of its model.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What to change in the recorded config all the same, such as trainer.device=cpu."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End after so many batches, and compare these.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="A metric to leave out, such as one that measures time; repeatable."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run nothing: compare with this run.")
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="The script to run; by default the one that made the run.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The result as JSON on stdout, all else on stderr.")
+    ] = False,
+    outputs: Outputs = None,
+) -> None:
+    """Run a recorded training again, with its recorded config, as a new run, and compare every value of every batch.
+
+    Exit code: 0 identical, 1 different, 2 it could not be run.
+
+    \b
+    Example: daypoint reproduce 20260328/1415 --steps 100
+    """
+    from daypoint import catalog, equality, files, frozen
+    from daypoint import reproduce as again
+    from daypoint import script as scripts
+    from daypoint.errors import DaypointError
+
+    where = _outputs(outputs)
+    told = sys.stderr if as_json else sys.stdout
+    try:
+        planned = again.plan(again.find(address, where), steps)
+        original, caution = planned.run, []
+        if against is not None:
+            if overrides or script:
+                raise typer.BadParameter("--against runs nothing: leave the script and the overrides out")
+            made = catalog.find_one(against, where)
+        else:
+            found = scripts.find(original, where, script)
+            caution = again.warnings(original, found, where)
+            for line in caution:
+                print(f"warning: {line}", file=sys.stderr)
+            cfg = frozen.freeze(original, planned.config, found, where, overrides or ())
+            print(f"reproducing {original.address} with {found}", file=told, flush=True)
+            made = again.run_again(
+                planned, found, cfg, where, overrides or (), sys.stderr if as_json else None
+            )
+        result = again.compare(planned, made, ignore or ())
+    except DaypointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        limits = {"batches_asked": planned.batches, "because": planned.why, "warnings": caution}
+        document = {"original": original.address, "run": made.address, **limits, **result.to_dict()}
+        sys.stdout.write(files.dumps(document).decode())
+    else:
+        print(f"\n{original.address} and {made.address}")
+        if planned.batches is not None:
+            print(f"compared: the first {planned.batches} batches ({planned.why})")
+        if made.status != "FINISHED":
+            print(f"the other run was {made.status} after {made.steps} steps")
+        for line in equality.report(result):
+            print(line)
+    raise typer.Exit(0 if result.identical else 1)
+
+
+@app.command()
 def sync(
     addresses: Annotated[list[str] | None, typer.Argument(help="Days or runs.")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Every run in the outputs directory.")] = False,

@@ -9,11 +9,13 @@ One number: a config that cannot work is one message, with the full key in it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -54,7 +56,7 @@ class Tracking:
             raise ConfigError(
                 f"tracking.on_nonfinite: expected record, warn or stop, found {self.on_nonfinite!r}"
             )
-        if self.wait_seconds < 0:
+        if not self.wait_seconds >= 0:
             raise ConfigError(f"tracking.wait_seconds: expected seconds >= 0, found {self.wait_seconds}")
         if self.experiment is not None and not 0 < len(self.experiment) <= 500:
             raise ConfigError(
@@ -259,6 +261,7 @@ def fill(config: DictConfig, key: str, **found: Any) -> None:
                 raise ConfigError(f"{key}.{name}: the config says {given}, the data says {value}")
 
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _WAS_NULL, _WAS_AUTO = "daypoint_was_null", "daypoint_was_auto"
 
 
@@ -282,7 +285,30 @@ def filled(config: Any) -> dict[str, str | None]:
 def escaped(value: Any) -> Any:
     """Plain data as OmegaConf has to get it, so that text that looks like an interpolation stays text."""
     if isinstance(value, str):
-        return value.replace("${", "\\${")
+        # A backslash before it would escape the escape, and `\\${oc.env:TOKEN}` be evaluated after all.
+        return _INTERPOLATION.sub(lambda found: f"{found[1] * 2}\\${{", value)
     if isinstance(value, Mapping):
         return {key: escaped(item) for key, item in value.items()}
     return [escaped(item) for item in value] if isinstance(value, list) else value
+
+
+def to_yaml(raw: Mapping[str, Any]) -> bytes:
+    """A config as YAML that OmegaConf reads back as the same data.
+
+    Args:
+        raw: from `escaped`, or the content of an OmegaConf config that is not resolved.
+    """
+    text = yaml.dump(raw, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text.encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that a YAML reader might take for a number or a date, or whose characters it might change."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    is_plain = text.isprintable() and not re.match(r"[-+.\d]", text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _quoted)

@@ -96,7 +96,15 @@ class RunFiles:
 
     @property
     def config(self) -> Path:
-        return self.directory / f"config_{self.day}.yaml"
+        return self.config_of(1)
+
+    def config_of(self, attempt: int) -> Path:
+        """The config of an attempt."""
+        return self.directory / f"config_{self.day}{_suffix(attempt)}.yaml"
+
+    def uncommitted_diff(self, attempt: int = 1) -> Path:
+        """What the code of an attempt had and its commit has not; made only when there was something."""
+        return self.directory / f"uncommitted{_suffix(attempt)}.diff"
 
     @property
     def journal(self) -> Path:
@@ -126,6 +134,10 @@ class RunFiles:
     def pointer(self, name: str) -> Path:
         """The pointer file `last` or `best`."""
         return self.checkpoints / f"{name}.json"
+
+
+def _suffix(attempt: int) -> str:
+    return "" if attempt == 1 else f"_attempt{attempt}"
 
 
 @dataclass(frozen=True)

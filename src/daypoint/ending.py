@@ -118,8 +118,12 @@ def _is_alive(files: RunFiles, record: dict[str, Any], dead_pid: int | None) -> 
     return time.time() - files.journal.stat().st_mtime < SILENCE_SECONDS
 
 
-def last_event(path: Path) -> dict[str, Any] | None:
-    """The last whole record of a journal; None if there is none. Damaged lines after it are passed over."""
+def last_event(path: Path, *, other_than: str | None = None) -> dict[str, Any] | None:
+    """The last whole record of a journal; None if there is none. Damaged lines after it are passed over.
+
+    Args:
+        other_than: an event to pass over too.
+    """
     if not path.exists():
         return None
     with open(path, "rb") as file:
@@ -131,9 +135,11 @@ def last_event(path: Path) -> dict[str, Any] | None:
             lines = file.read(size - start).split(b"\n")[:-1]
             for line in reversed(lines if start == 0 else lines[1:]):
                 try:
-                    return journal.parse(line)
+                    event = journal.parse(line)
                 except ValueError:
                     continue
+                if event["event"] != other_than:
+                    return event
             if start == 0:
                 return None
             length *= 4

@@ -1,7 +1,7 @@
 """A sweep as daypoint sees it run: each job is written into `sweep.json`, a failing one spares the rest.
 
 Hydra's launchers run the jobs; nothing is scheduled here. What Hydra would do with a job that fails (give up the sweep at
-the first, without a word about the others) is replaced: the failure is recorded, the sweeper gets NaN for it, and when
+the first, without a word about the others) is replaced: the failure is recorded, the sweeper gets no value for it, and when
 all is done the failures are listed with their directories and the exit code is 1. A job that is done already leaves
 by an exception, since Hydra knows no other way. Called by the callback in `daypoint.hydra_app`, in the process of
 the sweep and in those of its jobs. One number: 2 ms a job.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import sys
 import traceback
@@ -190,7 +189,7 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
     _refusal = None
     result = job._return_value
     if isinstance(result, JobSkipped):
-        job.status, job.return_value = JobStatus.COMPLETED, _objective(result.value)
+        job.status, job.return_value = JobStatus.COMPLETED, result.value
         if not result.told:
             sweep.change_job(
                 directory,
@@ -208,7 +207,7 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
         "mode": (run.get("monitor") or {}).get("mode"),
     }
     if isinstance(result, JobLeft) and result.is_good:
-        job.status, job.return_value = JobStatus.COMPLETED, math.nan
+        job.status, job.return_value = JobStatus.COMPLETED, None
         sweep.change_job(directory, number, status="FINISHED", **facts)
     elif job.status == JobStatus.FAILED:
         text = redact_text(
@@ -217,7 +216,7 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
         if not isinstance(result, DaypointError | JobLeft):
             traceback.print_exception(result)
         print(f"job {number} failed: {text}", file=sys.stderr, flush=True)
-        job.status, job.return_value = JobStatus.COMPLETED, math.nan
+        job.status, job.return_value = JobStatus.COMPLETED, None
         manifest = sweep.change_job(directory, number, status="FAILED", error=text, **facts)
         if stop_at_failure and not manifest["stopped"]:
             sweep.change(directory, lambda current: current.update(stopped=True))
@@ -227,10 +226,6 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat()
-
-
-def _objective(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _plain(value: Any) -> bool | int | float | None:

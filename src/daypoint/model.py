@@ -1,7 +1,8 @@
 """A trained model by its address: `daypoint.load("20260328")`.
 
 **The day's model** is the best checkpoint, by the monitored metric, among the day's finished runs of one experiment. NaN
-never wins, of equal values the later one does, and `daypoint promote` pins another. A run's model is its best
+never wins, of equal values the later one does, what `daypoint reproduce` made does not compete, and `daypoint promote` pins
+another. A run's model is its best
 checkpoint, or its last one when nothing is monitored. Reads run directories only: MLflow is not asked.
 One number: all cards of a day of 100 runs are read in 50 ms.
 """
@@ -148,13 +149,16 @@ def _best_of(address: str, runs: Sequence[StoredRun], outputs: Path | None) -> C
         return chosen
     candidates = []
     for run in runs:
-        if run.status == "FINISHED":
+        if run.status == "FINISHED" and not run.record.get("reproduces"):
             try:
                 candidates.append(_of_run(run))
             except AddressError:  # a run that saved nothing is no candidate
                 continue
     if not candidates:
-        statuses = ", ".join(f"{run.address} {run.status}" for run in runs[-5:])
+        statuses = ", ".join(
+            f"{run.address} {'(a reproduction) ' * bool(run.record.get('reproduces'))}{run.status}"
+            for run in runs[-5:]
+        )
         raise AddressError(
             f"{address}: expected a finished run with a checkpoint, found {statuses}; give the address of a run"
         )

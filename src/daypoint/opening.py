@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 
 from daypoint import (
@@ -35,6 +33,7 @@ from daypoint import (
     identity,
     journal,
     keys,
+    provenance,
     ranks,
     resume,
     shelf,
@@ -49,7 +48,7 @@ from daypoint.ending import ending_of
 from daypoint.errors import CheckpointError, ConfigError, RunError
 from daypoint.files import write_atomic
 from daypoint.journal import Journal
-from daypoint.record import experiment_name, new_attempt, new_record
+from daypoint.record import experiment_name, new_attempt, new_record, reproduced
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact
 from daypoint.replay import Replay, replay
@@ -100,6 +99,12 @@ def open_run(
                 "run_dir, resume: expected one of them, found both; a resumed run has its directory"
             )
         run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
+    if (
+        (told := run._record.get("reproduces")) is not None
+        and told["batches"] is not None
+        and address is None
+    ):
+        run._end_after(told["batches"])
     with _signals(run):
         try:
             run._announce()
@@ -197,6 +202,7 @@ class _Opening:
             self._skip_if_done()
         self._check_store(experiment_name(self.settings, self.plain, self.data))
         directory, moment = self._directory(run_dir)
+        git, diff = self._code()
         record = new_record(
             directory=directory,
             moment=moment,
@@ -204,6 +210,7 @@ class _Opening:
             plain=self.plain,
             job=self.job,
             root=self.root,
+            git=git,
             uri=self.uri,
             data=self.data,
             monitor=self.monitor,
@@ -212,11 +219,12 @@ class _Opening:
             device=self.device,
             references=self.references,
             filled=self.filled,
+            reproduces=reproduced(),
         )
         files = RunFiles(directory, record["day"])
         if not ranks.is_main():
             return Run(record, files, self.settings, self.plain, None, None, None, self.console)
-        return self._start(record, files, _claim(files), Replay(), None)
+        return self._start(record, files, _claim(files), Replay(), None, diff)
 
     def again(self, address: str) -> Run:
         """Open a run that has ended, or died, to go on from its newest whole checkpoint."""
@@ -249,13 +257,15 @@ class _Opening:
         spool.recover(files.spool, files.journal)
         record = identity.read_run(files.directory)
         moment = day.now(record["timezone"])
-        attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, from_step=step)
+        git, diff = self._code()
+        attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, git, from_step=step)
         attempt["config_sha256"] = identity.config_sha256(config_now)
         attempt["changes"] = {key: list(pair) for key, pair in changed.items()}
         record["attempts"].append(attempt)
         record.setdefault("first_config", record["config"])  # MLflow keeps the params of the first attempt
         record.update(
             status="RUNNING",
+            git=git,
             config=config_now,
             config_sha256=identity.config_sha256(config_now),
             keep=self.keep,
@@ -272,7 +282,7 @@ class _Opening:
         self.console.say(
             f"resuming at step {step}{was}" if checkpoints.path else f"no checkpoint yet: starting over{was}"
         )
-        return self._start(record, files, journal_now, state, checkpoints.path)
+        return self._start(record, files, journal_now, state, checkpoints.path, diff)
 
     def _start(
         self,
@@ -281,10 +291,10 @@ class _Opening:
         journal_now: Journal,
         state: Replay,
         source: Path | None,
+        diff: bytes,
     ) -> Run:
         """Write down that an attempt begins, and start everything that records it."""
         attempt = record["attempts"][-1]["number"]
-        suffix = "" if attempt == 1 else f"_attempt{attempt}"
         try:
             journal_now.append(
                 {
@@ -295,7 +305,9 @@ class _Opening:
                     "step": state.step,
                 }
             )
-            write_atomic(files.config.with_stem(files.config.stem + suffix), _yaml(record["config"]))
+            write_atomic(files.config_of(attempt), config.to_yaml(config.escaped(record["config"])))
+            if record["git"]["diff_sha256"] is not None:
+                write_atomic(files.uncommitted_diff(attempt), diff)
             identity.write_run(files.directory, record)
             recorder = Recorder(journal_now, files, state)
         except OSError as error:
@@ -339,6 +351,13 @@ class _Opening:
                     f"done already by {run.address}", run.metrics.get(metric), str(run.directory)
                 )
 
+    def _code(self) -> tuple[dict[str, Any], bytes]:
+        """The state of the code, and what of it is not committed. Earlier runs are no code, wherever they lie."""
+        generated = list(provenance.GENERATED)
+        if self.outputs != self.root and self.outputs.is_relative_to(self.root):
+            generated.append(str(self.outputs.relative_to(self.root)))
+        return provenance.inspect(self.root, generated=generated)
+
     def _check_store(self, experiment: str) -> None:
         if self.uri is not None and ranks.is_main():
             store.check_experiment(self.uri, experiment)
@@ -370,23 +389,3 @@ def _claim(files: RunFiles) -> Journal:
             f"{error.filename or files.directory}: cannot write the run directory: {error.strerror}; "
             "set tracking.outputs to a directory that can be written"
         ) from error
-
-
-def _yaml(plain: Mapping[str, Any]) -> bytes:
-    """The config as YAML that OmegaConf reads back as the same data: what looks like an interpolation is
-    text.
-    """
-    text = yaml.dump(config.escaped(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text.encode()
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every text that a YAML reader might take for a number or a date, or whose characters it might change."""
-
-
-def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    is_plain = text.isprintable() and not re.match(r"[-+.\d]", text)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
-
-
-_Dumper.add_representer(str, _quoted)

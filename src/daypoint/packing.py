@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,7 +33,30 @@ _MAPS: dict[str, type] = {"OrderedDict": OrderedDict, "Counter": Counter}
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def pack(value: Any, where: str = "", *, copy: bool = True) -> tuple[dict[str, torch.Tensor], Any]:
+class Spare:
+    """The memory of an earlier copy, for the next one. Memory that is new to the process costs as much time as writing it to a fast
+    disk.
+
+    Args:
+        tensors: an earlier copy, which nobody needs any more.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if not tensor.is_inference():  # which could not be written to
+                self._free.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as a contiguous one on the CPU, in memory of its own."""
+        free = self._free.get((tensor.shape, tensor.dtype))
+        into = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        return into.copy_(tensor)
+
+
+def pack(
+    value: Any, where: str = "", *, copy: bool = True, spare: Spare | None = None
+) -> tuple[dict[str, torch.Tensor], Any]:
     """Take plain data apart into tensors and a strict JSON document.
 
     Args:
@@ -42,11 +65,12 @@ def pack(value: Any, where: str = "", *, copy: bool = True) -> tuple[dict[str, t
             empty and complex tensors are fine; a tensor that occurs twice is stored once.
         where: how to call `value` in messages and tensor names.
         copy: whether the tensors are copies, so that training may go on; otherwise they may share memory.
+        spare: memory for the copies, as far as it fits.
 
     Raises:
         CheckpointError: something in it is none of these; names its path and its type.
     """
-    packer = _Packer(copy)
+    packer = _Packer(copy, spare or Spare())
     document = packer.pack(value, where, 0)
     return packer.tensors, document
 
@@ -63,8 +87,8 @@ def unpack(tensors: dict[str, torch.Tensor], document: Any, where: str = "") -> 
         raise CheckpointError(f"{where}: not what daypoint packs: {error!r}") from error
 
 
-def host(tensor: torch.Tensor, where: str, *, copy: bool) -> torch.Tensor:
-    """A tensor as a contiguous one on the CPU.
+def host(tensor: torch.Tensor, where: str, *, copy: bool, spare: Spare) -> torch.Tensor:
+    """A tensor as a contiguous one on the CPU; arguments as for `pack`.
 
     Raises:
         CheckpointError: it has no plain data of its own; says what to do.
@@ -82,10 +106,7 @@ def host(tensor: torch.Tensor, where: str, *, copy: bool) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         _refuse(where, f"a tensor of layout {tensor.layout}", "store to_dense()")
     plain = tensor.detach().resolve_conj().resolve_neg()
-    moved = plain.to("cpu")
-    if copy and moved is plain:
-        return moved.clone(memory_format=torch.contiguous_format)
-    return moved.contiguous()
+    return spare.copy_of(plain) if copy else plain.to("cpu").contiguous()
 
 
 def _refuse(where: str, found: str, advice: str) -> NoReturn:
@@ -93,9 +114,10 @@ def _refuse(where: str, found: str, advice: str) -> NoReturn:
 
 
 class _Packer:
-    def __init__(self, copy: bool) -> None:
+    def __init__(self, copy: bool, spare: Spare) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.copy = copy
+        self.spare = spare
         # Keeps each tensor alive beside its id, which would otherwise be given to another one.
         self.seen: dict[int, tuple[torch.Tensor, dict[str, Any]]] = {}
 
@@ -161,7 +183,7 @@ class _Packer:
 
     def tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:
         if id(value) not in self.seen:
-            plain = host(value, where, copy=self.copy)
+            plain = host(value, where, copy=self.copy, spare=self.spare)
             if plain.dtype in NATIVE:
                 mark: dict[str, Any] = {"tensor": self.add(where, plain)}
             else:

@@ -22,11 +22,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from daypoint.redaction import redact_text
+
 PACKAGES = ("daypoint", "torch", "numpy", "hydra-core", "omegaconf", "mlflow", "safetensors")
 GENERATED = ("outputs", "mlruns")
 """Directories of a project that hold results, not code: what lies in them makes no tree dirty."""
 
 _LARGEST_UNTRACKED_BYTES = 2**20
+_SETTINGS = (b".yaml", b".yml", b".json", b".toml", b".ini", b".cfg", b".env", b".properties")
 _PRIVATE = (".env*", ".netrc", "*.pem", "*.key", "id_rsa*", "*credential*", "*secret*")
 # Set while git runs a hook; with them every git would speak of that repository instead of the project's.
 _HOOK_VARIABLES = (
@@ -71,7 +74,7 @@ def git_state(
         diff_sha256: of what `uncommitted_diff` gives; None for a clean tree.
         reason: why something could not be told.
     """
-    return _inspect(root, generated, timeout_seconds)[0]
+    return inspect(root, generated=generated, timeout_seconds=timeout_seconds)[0]
 
 
 def uncommitted_diff(
@@ -82,10 +85,13 @@ def uncommitted_diff(
     An untracked file over 1 MiB, or named like a place for secrets (`.env`), is only named, with its size, in
     a line at the top. Empty for a clean tree, and when git cannot tell (`git_state` then has the reason).
     """
-    return _inspect(root, generated, timeout_seconds)[1]
+    return inspect(root, generated=generated, timeout_seconds=timeout_seconds)[1]
 
 
-def _inspect(root: Path, generated: Sequence[str], timeout_seconds: float) -> tuple[dict[str, Any], bytes]:
+def inspect(
+    root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
+) -> tuple[dict[str, Any], bytes]:
+    """`git_state` and `uncommitted_diff` of one moment, git being asked once. Never raises."""
     state: dict[str, Any] = {
         "commit": None,
         "branch": None,
@@ -151,7 +157,22 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
             "--src-prefix=a/",
             "--dst-prefix=b/",
         )
-        return b"".join(notes) + git("diff", *plain, base, *scope)
+        return b"".join(notes) + _without_secrets(git("diff", *plain, base, *scope))
+
+
+def _without_secrets(diff: bytes) -> bytes:
+    """Hide passwords in lines that were added to files of settings. In code the same look is mostly no password, and
+    code has to come back as it was.
+    """
+    is_settings = False
+    lines = []
+    for line in diff.split(b"\n"):
+        if line.startswith(b"+++ "):
+            is_settings = line.rstrip(b'\t"').endswith(_SETTINGS)
+        elif is_settings and line.startswith(b"+"):
+            line = redact_text(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        lines.append(line)
+    return b"\n".join(lines)
 
 
 class _GitFailed(Exception):

@@ -26,6 +26,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def count() -> int:
+    """How many processes this job has."""
+    return _number("WORLD_SIZE", 1) if is_distributed() else 1
+
+
 def is_distributed() -> bool:
     """Whether there are other processes in this job."""
     return _number("WORLD_SIZE", 1) > 1

@@ -385,19 +385,26 @@ class Recorder:
             metrics[monitor] = mean
         return metrics
 
-    def checkpoint(self, path: str, epoch: int | None, metrics: Mapping[str, Any]) -> None:
-        """Record that a checkpoint was committed."""
-        self.flush()
-        self._journal.append(
-            {
-                "event": "checkpoint",
-                "time": now_ms(),
-                "step": self.step,
-                "epoch": epoch,
-                "path": path,
-                "metrics": metrics,
-            }
-        )
+    def checkpoint(self, path: str, card: Mapping[str, Any]) -> None:
+        """Record that a checkpoint was committed; batches may have been logged since it was taken.
+
+        Unlike other events it waits for no device.
+
+        Args:
+            path: of the checkpoint, in the run directory.
+            card: its identity card.
+        """
+        event = {
+            "event": "checkpoint",
+            "time": now_ms(),
+            "step": card["step"],
+            "epoch": card["epoch"],
+            "path": path,
+            "metrics": card["metrics"],
+        }
+        with self._lock:  # no row may begin between the two
+            self._drain()
+            self._journal.append(event)
 
     def finish(self) -> None:
         """`flush` for the last time; on a full disk with the space of the spool itself.

@@ -42,6 +42,13 @@ _ALWAYS = frozenset(
     ]
 )
 _KEY_KINDS = frozenset(["api", "access", "private", "account", "auth", "encryption", "signing"])
+# Whose key it is: `openai_key`, `WANDB_KEY`. (`primary_key`, `state_key` and `query_key` are none.)
+_PROVIDERS = frozenset(
+    [
+        "openai", "anthropic", "huggingface", "hf", "wandb", "aws", "azure", "gcp", "google", "github", "gitlab", "slack",
+        "stripe", "comet", "neptune", "mlflow", "databricks", "ssh", "tls", "ssl", "license", "service", "client", "user",
+    ]
+)  # fmt: skip
 # Tokens of a vocabulary or of a transformer, not of a login.
 _TOKEN_KINDS = frozenset(
     [
@@ -211,6 +218,8 @@ def _strength(name: str) -> int:
         return int(before not in _TOKEN_KINDS)
     if last == "tokens":
         return int(before in ("api", "access", "auth", "bearer", "refresh"))
+    if last in ("key", "keys") and before in _PROVIDERS:
+        return 2
     return int(last in ("auth", "authorization") or words in (["key"], ["pass"], ["pwd"], ["sig"]))
 
 

@@ -68,12 +68,23 @@ def _resumed(cfg: DictConfig, address: str) -> DictConfig:
 
 def thawed(record: Mapping[str, Any]) -> DictConfig:
     """A recorded config as one that can be changed: what was a reference to another value follows it again,
-    and what the program had filled in is left for it to fill in. All else is the recorded data."""
+    and what the program had filled in is left for it to fill in. All else is the recorded data.
+
+    Raises:
+        ConfigError: a reference is none.
+    """
     frozen = OmegaConf.create(config.escaped(record["config"]))
     for key, before in record["filled"].items():
-        OmegaConf.update(frozen, key, before)
+        OmegaConf.update(frozen, key, None if before is None else "auto")
     for key, target in record["references"].items():
-        OmegaConf.update(frozen, key, f"${{{target}}}")
+        reference = f"${{{target}}}"
+        if not _REFERENCE.fullmatch(
+            reference
+        ):  # a record is data from disk: it may name a key, and call nothing
+            raise ConfigError(
+                f"{key}: expected a reference to another key of the config, found {reference!r}"
+            )
+        OmegaConf.update(frozen, key, reference)
     return frozen
 
 

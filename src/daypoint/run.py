@@ -10,6 +10,7 @@ microsecond.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -17,17 +18,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from daypoint import checkpoint, config, day, identity, shelf, store
+from daypoint import checkpoint, config, day, identity
+from daypoint.closing import Closing
 from daypoint.config import Tracking
-from daypoint.console import RunConsole, number
+from daypoint.console import RunConsole
 from daypoint.courier import Courier
 from daypoint.day import RunFiles
-from daypoint.errors import CheckpointError, DaypointError, RunError
+from daypoint.errors import CheckpointError, DaypointError, RunError, ScalarError
 from daypoint.journal import Journal
 from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt, message_of
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact_text
+from daypoint.saver import Saver
 from daypoint.scalar import check_scalar, to_step
 
 _process = os.getpid()
@@ -40,6 +43,14 @@ def _learn_process() -> None:
 
 
 os.register_at_fork(after_in_child=_learn_process)
+
+
+def _mapping(metrics: Any) -> Mapping[str, Any]:
+    if isinstance(metrics, Mapping):
+        return metrics
+    raise ScalarError(
+        f"log: expected scalars by name, found {type(metrics).__name__}; name it: run.log(loss=loss), or run.log({{'loss': loss}})"
+    )
 
 
 class Terminated(SystemExit):
@@ -100,6 +111,8 @@ class Run:
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
         self._stopping: BaseException | None = None
+        self._saver = Saver(record, files, recorder, console) if recorder is not None else None
+        self._written = self._saver.written if self._saver is not None else ()
 
     # ------------------------------------------------------------ recording
 
@@ -150,8 +163,8 @@ class Run:
             self._refuse()
         if metrics is None:
             metrics = named
-        elif named:
-            metrics = {**metrics, **named}
+        elif type(metrics) is not dict or named:
+            metrics = {**_mapping(metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
                 check_scalar(value, name, batch_size)
@@ -159,21 +172,38 @@ class Run:
             return
         if step is not None and "step" not in self._warned:
             self._warn_of_step(step)
+        if self._written:
+            self._settle()
         self._recorder.log(metrics, step, batch_size)
         if self._console.has_bar:
             self._console.step(self._recorder)
         if self._stopping is not None:
             self._stop_here()
 
+    def _end_after(self, batches: int) -> None:
+        """Have the run end well with so many batches, for `daypoint reproduce`. Others pay nothing for it.
+
+        It ends when the next one would be recorded, so that what follows the last one (an epoch's end, a checkpoint) is there.
+        """
+        log, count = self.log, itertools.count(1)
+
+        def log_or_end(*metrics: Any, **options: Any) -> None:
+            if next(count) > batches:
+                raise SystemExit(0)
+            log(*metrics, **options)
+
+        self.log = log_or_end  # type: ignore[method-assign]
+
     def log_epoch(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""
         if self._ended or os.getpid() != self._process:
             self._refuse()
-        metrics = {**(metrics or {}), **named}
+        metrics = {**_mapping({} if metrics is None else metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
                 check_scalar(value, name)
             return
+        self._settle()
         self._recorder.log_epoch(metrics)
         self._stop_if_asked()
 
@@ -300,60 +330,55 @@ class Run:
         return state.extra or {}
 
     def save(
-        self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None, **extra: Any
+        self,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        wait: bool = False,
+        **extra: Any,
     ) -> Path | None:
-        """Write a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
+        """Make a checkpoint with its identity card, and move the pointers `last` and, if it is, `best`.
+
+        Everything is copied into the memory of the CPU; then this returns, and a thread writes the copy while
+        training goes on. One write is under way at most: a save that finds an earlier one unfinished waits for
+        it first. The end of the run waits for the last one. Until it is whole, a crash leaves the checkpoint
+        before it.
 
         Args:
             model: a torch module; `torch.compile` and DDP wrappings are taken off.
             optimizer, scheduler, scaler: whatever has a `state_dict`.
+            wait: return when the checkpoint is on the disk. Nothing is copied then.
             extra: more plain data or tensors to come back at a resume.
 
         Returns:
-            The checkpoint directory; None on other ranks than 0.
+            The checkpoint directory, which is there when the write is done; None on other ranks than 0.
 
         Raises:
-            CheckpointError: it could not be written; the previous one is untouched.
+            CheckpointError: something cannot be stored; or this checkpoint (with `wait`) or the one before it
+                could not be written. In the latter case this one is being written all the same. Other
+                checkpoints are untouched. What goes wrong with the last one is raised at the end of the run.
         """
         if self._ended or os.getpid() != self._process:
             self._refuse()
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._objects = {**given, **extra}
-        path = self._save(gradients=False)
+        path = self._save(wait)
         if self._stopping is not None:  # this is the checkpoint to stop with
             ending, self._stopping = self._stopping, None
             raise ending
         return path
 
-    def _save(self, gradients: bool) -> Path | None:
-        if self._recorder is None:
+    def _save(self, wait: bool = False, gradients: bool = False) -> Path | None:
+        if self._saver is None:
             return None
-        recorder = self._recorder
-        recorder.flush()
-        monitor = self._record["monitor"]["metric"] if self._record["monitor"] else None
-        metrics = recorder.checkpoint_metrics(monitor)
-        if monitor is not None and monitor not in recorder.latest and monitor not in self._warned:
-            self._warned.add(monitor)
-            there = ", ".join(recorder.latest) or "none"
-            self._console.warn(f"monitor {monitor!r}: no metric of that name was logged; there are {there}")
-        known = ("model", "optimizer", "scheduler", "scaler")
-        path = checkpoint.save(
-            self._files,
-            step=recorder.step,
-            epoch=recorder.epoch,
-            record=self._record,
-            attempt=len(self._record["attempts"]),
-            **{name: self._objects.get(name) for name in known},
-            extra={name: value for name, value in self._objects.items() if name not in known} or None,
-            metrics=metrics,
-            parent=self._parent,
-            gradients=gradients,
-        )
-        recorder.checkpoint(str(path.relative_to(self.directory)), recorder.epoch, metrics)
-        keep = self._record["keep"]
-        if keep is not None:
-            shelf.prune(self._files, keep_last=keep, keep_best=1)
-        return path
+        return self._saver.save(self._objects, self._parent, wait=wait, gradients=gradients)
+
+    def _settle(self) -> None:
+        """Enter the checkpoints that have been written meanwhile into the journal."""
+        if self._saver is not None:
+            self._saver.settle()
 
     def _stop(self, ending: BaseException) -> None:
         """A signal asks for the end: after the step if a checkpoint can be made there, else now."""
@@ -375,7 +400,7 @@ class Run:
         assert self._stopping is not None
         ending, self._stopping = self._stopping, None
         try:
-            self._save(gradients=True)
+            self._save(gradients=True)  # the end waits for it
         except CheckpointError as error:
             self._console.warn(str(error))
         raise ending
@@ -427,23 +452,27 @@ class Run:
             return
         failures: list[BaseException] = [self._left_error] if self._left_error else []
         self._console.stop()
-        recorder, journal = self._recorder, self._journal
-        if recorder is None or journal is None:
+        recorder, journal, saver = self._recorder, self._journal, self._saver
+        if recorder is None or journal is None or saver is None:
             self._ended = True
             return
 
         def attempt(action: Callable[[], object]) -> None:
             try:
                 action()
-            except (DaypointError, OSError) as failure:
+            except (DaypointError, OSError, KeyboardInterrupt, Terminated) as failure:
                 failures.append(failure)
 
+        self._objects = {}  # no signal asks for one more checkpoint
         attempt(recorder.finish)
         attempt(lambda: self._end_epoch(complete=False))
+        attempt(saver.finish)
+        attempt(saver.settle)
         self._ended = True
         attempt(recorder.write_train_log)
         if failures and status == "FINISHED":
-            status, error = "FAILED", failures[0]
+            error = failures[0]
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
         summary = (
             redact_text(": ".join(filter(None, (type(error).__name__, message_of(error)))))
             if error is not None
@@ -467,67 +496,11 @@ class Run:
         attempt(lambda: identity.write_run(self.directory, self._record))
         attempt(recorder.close)
         journal.close()
-        self._tell_the_end(status, summary, recorder)
-        if failures and (error is None or error is failures[0]):
+        closing = Closing(self._files, self._record, self._settings, self._courier, self._console)
+        closing.say(status, summary, recorder.step, recorder.latest)
+        is_raised = bool(failures) and (error is None or error is failures[0])
+        for failure in failures[is_raised:]:
+            if isinstance(failure, Exception):
+                self._console.warn(str(failure))
+        if is_raised:
             raise failures[0]
-
-    def _tell_the_end(self, status: str, summary: str | None, recorder: Recorder) -> None:
-        seconds = self._record["attempts"][-1]["seconds"]
-        rows = [
-            ("run", str(self.directory)),
-            ("status", f"{status}, {recorder.step} steps in {seconds:.1f} s"),
-        ]
-        if summary:
-            rows.append(("error", summary.splitlines()[0][:300]))
-        if recorder.latest:
-            metrics = "  ".join(f"{name} {number(value)}" for name, value in recorder.latest.items())
-            rows.append(("metrics", metrics))
-        if best := shelf.best(self._files):
-            rows.append(("best", str(best.relative_to(self.directory))))
-        rows.append(("mlflow", self._deliver()))
-        commands = [
-            (f"daypoint show {self._called}", "epochs, checkpoints, hyperparameters"),
-            (f"daypoint ls {self.day}{self._place}", "the runs of this day"),
-            ("daypoint ui", "compare the days in MLflow"),
-        ]
-        if day.project_root(Path.cwd()) != Path(self._record["root"]):
-            commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
-        self._console.closing(rows, commands if self._record["sweep"] is None else ())
-
-    @property
-    def _called(self) -> str:
-        """The run in a command that works from the project's directory."""
-        return str(self.directory) if self._place else self.address
-
-    @property
-    def _place(self) -> str:
-        outputs = config.outputs_directory(self._settings, Path(self._record["root"]))
-        return "" if outputs == Path(self._record["root"]) / "outputs" else f" --outputs {outputs}"
-
-    def _deliver(self) -> str:
-        """Wait, with a bound, until MLflow has everything; what to print about it."""
-        if self._courier is None:
-            return "off (tracking.enabled=false)"
-        try:
-            outcome = self._courier.close_run(
-                self.directory,
-                self._settings.wait_seconds,
-                on_wait=lambda seconds: self._console.say(
-                    f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
-                ),
-            )
-        except KeyboardInterrupt:  # the run has ended; only the waiting is given up
-            return f"being sent in the background; if that fails: daypoint sync {self._called}"
-        if outcome.done:
-            page = outcome.url or ""
-            where = (
-                page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
-            )
-            return f"experiment {self._record['experiment']}, {where}"
-        why = f" ({outcome.error})" if outcome.error else ""
-        rows = (
-            f"{outcome.pending_rows:,} rows pending"
-            if outcome.pending_rows
-            else "not everything is there yet"
-        )
-        return f"{rows}{why}; send the rest with: daypoint sync {self._called}"

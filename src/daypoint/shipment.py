@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daypoint import day, identity, journal, keys, parent, store
+from daypoint import day, identity, journal, keys, note, parent, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of
 from daypoint.errors import RunError, StoreError
@@ -203,8 +203,9 @@ class Shipment:
     def _first_tags(self) -> dict[str, str]:
         """The tags that a run is created with. They are not written again: people edit the note."""
         record, address = self._record, self._address()
-        commit, dirty = record["git"]["commit"], record["git"]["dirty"]
-        argv = record["attempts"][0]["argv"]
+        first = record["attempts"][0]
+        git, argv = first.get("git", record["git"]), first["argv"]
+        commit, dirty = git["commit"], git["dirty"]
         sweep = record["sweep"]
         tags = {
             **{keys.mlflow_key(name): text for name, text in (record.get("tags") or {}).items()},
@@ -217,15 +218,16 @@ class Shipment:
             "mlflow.source.name": argv[0] if argv else None,
             "mlflow.source.type": "LOCAL",
             "mlflow.user": record["user"],
-            "mlflow.note.content": f"daypoint run of {record['day']}; see `daypoint show {address}`",
+            "mlflow.note.content": note.first_note(record, address),
             "daypoint.uid": record["uid"],
             "daypoint.run": address,
             "daypoint.directory": str(self.directory),
+            "daypoint.reproduces": (record.get("reproduces") or {}).get("address"),
             "daypoint.sweep": f"{Path(sweep['directory']).name}/{sweep['job']}" if sweep else None,
             "daypoint.status": "RUNNING",
         }
-        if note := (record.get("tags") or {}).get("mlflow.note.content"):
-            tags["mlflow.note.content"] = note
+        if own := (record.get("tags") or {}).get("mlflow.note.content"):
+            tags["mlflow.note.content"] = own
         return {key: fit(str(text), _TAG_LIMIT) for key, text in tags.items() if text is not None}
 
     def _complete(self, run: Run) -> None:
@@ -310,6 +312,7 @@ class Shipment:
                     self._client.log_artifact(self.run_id, str(path))
             if ending.error:
                 self._tags.set("daypoint.error", ending.error)
+            self._tell_note(ending.status)
             self._tags.set("daypoint.status", ending.status)  # sent last: everything is there
         self._send_tags()
         self.update_parent()
@@ -319,6 +322,14 @@ class Shipment:
         """Bring the parent run of the sweep, if this is one of its jobs, up to date."""
         if self._sweep is not None and day.sweep_file(self._sweep).is_file():
             parent.update(self._client, self.experiment_id, self._sweep)
+
+    def _tell_note(self, status: str) -> None:
+        """Say on the run's page how it went, unless somebody has written something there."""
+        told, address = self._tags.get("mlflow.note.content"), self._address()
+        first = told == note.first_note(self._record, address)
+        if first or told.startswith(f"**{address}** "):
+            self._record = identity.read_run(self.directory)
+            self._tags.set("mlflow.note.content", note.final_note(self._files, self._record, address, status))
 
     def _remark_damage(self, damage: Damage) -> None:
         last = damage.offset_bytes + damage.length_bytes

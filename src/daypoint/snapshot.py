@@ -4,7 +4,8 @@ Names in a snapshot are those of the bare model. Where `torch.compile`, Distribu
 wrap it, or a part of it, their `_orig_mod.` and `module.` are left out, told by the type of the wrapper and never
 by the text: a model with a child of its own called `module` keeps it. Putting back checks before it changes.
 
-This module knows no file and no run. One number: taking one copies at memory speed, 100 MB in 10 ms.
+This module knows no file and no run. One number: 1 GB is copied in 0.1 s into memory that an earlier one has used,
+four times as long into new memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import orjson
 import torch
 
 from daypoint.errors import CheckpointError
-from daypoint.packing import host, pack, unpack
+from daypoint.packing import Spare, host, pack, unpack
 from daypoint.tensorfile import NATIVE
 
 _PACKED = "daypoint.packed"
@@ -46,6 +47,10 @@ class Snapshot:
     document: Any
     device: str | None = None
 
+    def spare(self) -> Spare:
+        """Its memory, for the next one, when this copy is needed no more."""
+        return Spare([*self.weights.values(), *self.tensors.values()])
+
 
 def take(
     model: torch.nn.Module,
@@ -56,6 +61,7 @@ def take(
     *,
     gradients: bool = False,
     copy: bool = True,
+    spare: Spare | None = None,
 ) -> Snapshot:
     """Take a snapshot. It consumes no random numbers.
 
@@ -64,21 +70,23 @@ def take(
         extra: more plain data, such as the position in the data.
         gradients: keep the gradients too, for a step in the middle of an accumulation.
         copy: False when it is written before training goes on.
+        spare: memory for the copies, as far as it fits.
 
     Raises:
         CheckpointError: something cannot be stored; names it.
     """
     names = clean_names(model)
+    spare = spare or Spare()
     weights: dict[str, torch.Tensor] = {}
     odd: dict[str, Any] = {}
     for key, value in model.state_dict().items():
         if isinstance(value, torch.Tensor) and value.dtype in NATIVE:
-            weights[names[key]] = host(value, f"model.{names[key]}", copy=copy)
+            weights[names[key]] = host(value, f"model.{names[key]}", copy=copy, spare=spare)
         else:
             odd[names[key]] = value
     metadata = {"format": "pt"}
     if odd:
-        tensors, document = pack(odd, "model", copy=copy)
+        tensors, document = pack(odd, "model", copy=copy, spare=spare)
         weights |= {f"{_PACKED}.{name}": tensor for name, tensor in tensors.items()}
         metadata[_PACKED] = orjson.dumps(document).decode()
 
@@ -99,7 +107,7 @@ def take(
             name: parameter.grad for name, parameter in parameters if parameter.grad is not None
         }
     state["extra"] = None if extra is None else dict(extra)
-    tensors, document = pack(state, copy=copy)
+    tensors, document = pack(state, copy=copy, spare=spare)
     device = next((str(parameter.device) for _, parameter in parameters), "cpu")
     return Snapshot(weights, metadata, tensors, document, device)
 

@@ -178,9 +178,7 @@ def is_seed(key: str) -> bool:
 
 def varying(overrides: Iterable[str], manifest: Mapping[str, Any]) -> list[str]:
     """Of a job's overrides those that set it apart from the others."""
-    several = {key for key, values in manifest["space"].items() if len(values) > 1}
-    # A sweeper that looks for points itself has no list of them: there everything varies.
-    return [text for text in overrides if not several or text.partition("=")[0] in several]
+    return [text for text in overrides if text.lstrip("+").partition("=")[0] in manifest["space"]]
 
 
 # ---------------------------------------------------------------- finding a sweep

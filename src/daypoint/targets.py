@@ -51,6 +51,11 @@ def locate(path: str, key: str) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
                 raise ConfigError(f"{key}: importing {module} failed: {error}") from error
+        except Exception as error:  # a mistake in a module of the user's: whatever it is, it is told
+            place = f" ({error.filename}, line {error.lineno})" if isinstance(error, SyntaxError) else ""
+            raise ConfigError(
+                f"{key}: importing {module} failed: {type(error).__name__}: {error}{place}; HYDRA_FULL_ERROR=1 shows where"
+            ) from error
     else:
         raise ConfigError(
             f"{key}: cannot import {path!r}: there is no module {parts[0]!r}; "

@@ -1,11 +1,14 @@
 """Verifying: whether everything a run left behind is still what it was.
 
 Each file of each checkpoint is compared with the identity card beside it, the card with its own seal and with the config of the run's attempt,
-the journal line by line with its checksums, the pointers with what is there. Nothing is unpickled, nothing is repaired.
+the journal line by line with its checksums, the pointers with what is there, the uncommitted changes of each attempt with
+their hash in run.json. Nothing is unpickled, nothing is repaired.
 One number: about a second a gibibyte, the time that SHA-256 takes.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 from daypoint import journal, shelf
 from daypoint.catalog import StoredRun
@@ -14,7 +17,7 @@ from daypoint.errors import DaypointError
 
 def verify_run(run: StoredRun) -> list[str]:
     """What is wrong with a run, each problem in one line that names the file; empty if all is well."""
-    return [*_journal(run), *_checkpoints(run), *_pointers(run)]
+    return [*_journal(run), *_checkpoints(run), *_pointers(run), *_diffs(run)]
 
 
 def _journal(run: StoredRun) -> list[str]:
@@ -61,6 +64,27 @@ def _pointers(run: StoredRun) -> list[str]:
             continue
         if target is not None and not (run.files.checkpoints / target).is_dir():
             problems.append(f"{path}: it points to {target}, which is not there")
+    return problems
+
+
+def _diffs(run: StoredRun) -> list[str]:
+    """The uncommitted changes of each attempt, against the hash that run.json has of them."""
+    problems: list[str] = []
+    for attempt in run.record["attempts"]:
+        path = run.files.uncommitted_diff(attempt["number"])
+        expected = (attempt.get("git") or {}).get("diff_sha256")
+        if expected is None:
+            continue
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            problems.append(f"{path}: expected the uncommitted changes of the code, found {error.strerror}")
+            continue
+        if found != expected:
+            problems.append(
+                f"{path}: the content has changed since it was written "
+                f"(SHA-256 {found[:12]}…, run.json says {expected[:12]}…)"
+            )
     return problems
 
 

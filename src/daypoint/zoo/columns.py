@@ -72,18 +72,30 @@ def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> p
         if kind in PARQUET:
             frame = pd.read_parquet(file)
             return frame if frame.index.names == [None] else frame.reset_index()
+        sep = separator or SEPARATORS[kind]
+        # As they stand: pandas would rename a name that comes twice, and take the first of too many values for a row's name.
+        names = (
+            pd.read_csv(file, sep=sep, header=None, nrows=1, dtype=str, keep_default_na=False)
+            .iloc[0]
+            .tolist()
+        )
         frame = pd.read_csv(
             file,
-            sep=separator or SEPARATORS[kind],
+            sep=sep,
             na_values=missing,
             low_memory=False,  # in pieces, a column's type can change from one to the next
         )
+        first_row = pd.read_csv(file, sep=sep, header=None, skiprows=1, nrows=1) if len(frame) else frame
     except pd.errors.EmptyDataError:
         raise ConfigError(f"data.path: expected a table, found nothing in {file}") from None
     except (ValueError, OSError, EOFError) as error:  # the errors of pandas and pyarrow are among them
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"data.path: expected a {kind} file, cannot read {file}: {first}") from error
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas made an index of the first column
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
+        raise ConfigError(
+            f"data.path: expected one column of a name, found several {', '.join(twice)} in {file}"
+        )
+    if len(first_row.columns) > len(names):
         raise ConfigError(
             f"data.path: expected a name for each value, found rows longer than the names in {file}"
         )

@@ -166,7 +166,7 @@ def _features(
             mean, std = _mean_and_std(present)
             recipes[name] = {"mean": mean, "std": std}
             parts.append(np.nan_to_num((values - mean) / std, nan=0.0)[:, None])
-        elif (stray := _stray_text(present)) is not None:
+        elif (stray := _stray_text([value for value in values if value is not None])) is not None:
             problems[name] = f"numbers beside text such as {stray!r} (data.missing=[{_quoted(stray)}]?)"
         elif len(seen := sorted(set(present))) > max_categories:
             problems[name] = f"{len(seen)} different texts (data.max_categories is {max_categories})"

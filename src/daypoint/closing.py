@@ -1,0 +1,151 @@
+"""The closing words of a run: what it came to, whether MLflow has it, and the commands worth typing next.
+
+The run has ended and is recorded when this is called; nothing here can lose anything. A single run waits for MLflow, within
+`tracking.wait_seconds`; the jobs of a sweep do so together, when their process ends. One number: a second of waiting
+shows a countdown.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from daypoint import config, day, shelf, store
+from daypoint.config import Tracking
+from daypoint.console import RunConsole, number
+from daypoint.courier import Courier, Outcome
+from daypoint.day import RunFiles
+
+
+class Closing:
+    """The closing words of one run.
+
+    Args:
+        record: its run.json, as it ended.
+        courier: what sends it to MLflow; None when nothing does.
+    """
+
+    def __init__(
+        self,
+        files: RunFiles,
+        record: Mapping[str, Any],
+        settings: Tracking,
+        courier: Courier | None,
+        console: RunConsole,
+    ) -> None:
+        self._files = files
+        self._record = record
+        self._settings = settings
+        self._courier = courier
+        self._console = console
+        self._process = os.getpid()
+        root = Path(record["root"])
+        outputs = config.outputs_directory(settings, root)
+        self._outputs = "" if outputs == root / "outputs" else f" --outputs {outputs}"
+        # In a command that works from the project's directory.
+        self._called = str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
+
+    def say(self, status: str, summary: str | None, steps: int, latest: Mapping[str, Any]) -> None:
+        """Wait for MLflow, and say how the run ended.
+
+        Args:
+            summary: the error, if it ended with one.
+            latest: the last value of every metric.
+        """
+        seconds = self._record["attempts"][-1]["seconds"]
+        rows = [
+            ("run", str(self._files.directory)),
+            ("status", f"{status}, {steps} steps in {seconds:.1f} s"),
+        ]
+        if summary:
+            rows.append(("error", summary.splitlines()[0][:300]))
+        if latest:
+            rows.append(("metrics", "  ".join(f"{name} {number(value)}" for name, value in latest.items())))
+        if best := shelf.best(self._files):
+            rows.append(("best", str(best.relative_to(self._files.directory))))
+        rows.append(("mlflow", self._deliver()))
+        self._console.closing(rows, self._commands() if self._record["sweep"] is None else ())
+
+    def _commands(self) -> list[tuple[str, str]]:
+        commands = [
+            (f"daypoint show {self._called}", "epochs, checkpoints, hyperparameters"),
+            (f"daypoint ls {self._record['day']}{self._outputs}", "the runs of this day"),
+        ]
+        if self._courier is not None:
+            commands.append(("daypoint ui", "compare the days in MLflow"))
+        if day.project_root(Path.cwd()) != Path(self._record["root"]):
+            commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
+        return commands
+
+    # ------------------------------------------------------------ MLflow
+
+    def _deliver(self) -> str:
+        """Wait, with a bound, until MLflow has everything; what to print about it."""
+        if self._courier is None:
+            return "off (tracking.enabled=false)"
+        if self._record["sweep"] is not None:  # the next job need not wait for it
+            self._courier.close_run(self._files.directory, 0.0)
+            _jobs.append(self)
+            return f"experiment {self._record['experiment']}, sent in the background"
+        try:
+            outcome = self._wait(self._settings.wait_seconds)
+        except KeyboardInterrupt:  # the run has ended; only the waiting is given up
+            return f"being sent in the background; if that fails: daypoint sync {self._called}"
+        if outcome.done:
+            page = outcome.url or ""
+            address = (
+                page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
+            )
+            return f"experiment {self._record['experiment']}, {address}"
+        why = f" ({outcome.error})" if outcome.error else ""
+        rows = (
+            f"{outcome.pending_rows:,} rows pending"
+            if outcome.pending_rows
+            else "not everything is there yet"
+        )
+        return f"{rows}{why}; send the rest with: daypoint sync {self._called}"
+
+    def _wait(self, wait_seconds: float) -> Outcome:
+        assert self._courier is not None
+        return self._courier.close_run(
+            self._files.directory,
+            wait_seconds,
+            on_wait=lambda seconds: self._console.say(
+                f"waiting for MLflow, {seconds:.0f} s at most (Ctrl-C: go on without) …"
+            ),
+        )
+
+    def is_delivered(self, wait_seconds: float) -> bool:
+        """Wait so long for MLflow to have everything; whether it has."""
+        try:
+            return self._wait(wait_seconds).done
+        except KeyboardInterrupt:
+            return False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the run ended in this process, not in one that this was forked from."""
+        return self._process == os.getpid()
+
+
+_jobs: list[Closing] = []
+"""Jobs of a sweep that ended in this process."""
+
+
+@atexit.register
+def _wait_for_jobs() -> None:
+    """At the end of a sweep's process, wait for all of its jobs together as long as for a single run."""
+    jobs = [job for job in _jobs if job.is_ours]
+    if not jobs:
+        return
+    deadline = time.monotonic() + jobs[-1]._settings.wait_seconds
+    missing = sum(not job.is_delivered(max(0.0, deadline - time.monotonic())) for job in jobs)
+    text = f"everything of {len(jobs)} jobs is there"
+    if missing:
+        sweep = Path(jobs[-1]._record["sweep"]["directory"])
+        text = f"{missing} of {len(jobs)} jobs are not there yet; send the rest with: daypoint sync {sweep.parent.name}/{sweep.name}"
+    jobs[-1]._console.say(f"mlflow: {text}")
