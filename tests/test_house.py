@@ -69,6 +69,7 @@ ROOMS = [
         "compare",
         "showing",
         "watching",
+        "trend_plot",
         "plots",
         "causes",
         "equality",

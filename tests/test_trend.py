@@ -6,7 +6,7 @@ import pytest
 from filed_runs import epoch, file_run
 
 from daypoint.errors import ConfigError
-from daypoint.plots import draw_trend
+from daypoint.trend_plot import draw_trend
 from daypoint.trend import trend
 
 

@@ -193,7 +193,7 @@ def trend(
     else:
         print(f"no run{f' on {address}' if address else ''} measured {metric}")
     if picture is not None and found.days:
-        from daypoint.plots import draw_trend
+        from daypoint.trend_plot import draw_trend
 
         draw_trend(found.days, found.metric, picture)
         print(picture, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 A run counts with its best epoch, in the monitored direction; a run that measured nothing finite is not counted. Runs of any
 status count, since a run that was killed has measured all the same; `where` narrows. This module draws nothing
-(`daypoint.plots` does). One number: 0.3 s for a thousand runs.
+(`daypoint.trend_plot` does). One number: 0.3 s for a thousand runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plots, as files. matplotlib is imported inside the functions and never opens a window.
+"""The picture of a trend, as a file. matplotlib is imported inside the function and never opens a window.
 
 This module knows numbers and dates, no run directories. One number: half a second for a picture, most of it the import.
 """
