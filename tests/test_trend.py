@@ -6,8 +6,8 @@ import pytest
 from filed_runs import epoch, file_run
 
 from daypoint.errors import ConfigError
-from daypoint.trend_plot import draw_trend
 from daypoint.trend import trend
+from daypoint.trend_plot import draw_trend
 
 
 @pytest.fixture
