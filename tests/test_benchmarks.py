@@ -42,6 +42,16 @@ def test_the_benchmark_finds_every_point_that_was_logged(tmp_path):
     assert contenders["list"]["sigkill"]["kept"] == 0
 
 
+def test_the_benchmark_of_listing_shows_every_command():
+    script = REPOSITORY / "benchmarks" / "listing.py"
+    command = [sys.executable, str(script), "--runs", "30", "--epochs", "2", "--rounds", "1"]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| `")]
+    assert len(rows) == 9
+    assert all(" s | " in row for row in rows)
+
+
 @pytest.mark.slow
 def test_the_checkpoint_benchmark_reads_back_what_it_wrote(tmp_path):
     script = REPOSITORY / "benchmarks" / "checkpoint.py"

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from filed_runs import epoch, file_run
 
 import daypoint
 from daypoint import catalog, cli, day
@@ -76,7 +77,8 @@ def test_ls_without_runs_says_what_makes_one(tmp_path, capsys):
 def test_ls_of_what_is_no_day_is_one_message(outputs, capsys, text):
     code, _, err = run_cli(capsys, "ls", text)
     assert code == 1
-    assert err.startswith("error: expected a day such as 20260328")
+    assert err.startswith("error: ")
+    assert "expected a day such as 20260328" in err
     assert "Traceback" not in err
 
 
@@ -95,7 +97,7 @@ def test_show_tells_who_a_run_is_its_epochs_and_its_hyperparameters(outputs, cap
     assert code == 0
     for text in ("first", "FINISHED", str(run), "lr = 0.1", "val/loss"):
         assert text in out
-    assert len(re.findall(r"^ +[01] +1 ", out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +[12] +1 ", out, re.MULTILINE)) == 2
 
 
 def test_show_of_a_failed_run_says_why(outputs, capsys):
@@ -162,3 +164,163 @@ def test_a_run_whose_process_is_gone_is_not_shown_as_running(tmp_path, project):
     (directory,) = project.runs()
     assert json.loads((directory / "run.json").read_text())["status"] == "RUNNING"
     assert catalog.read(directory, project.outputs).status == "KILLED"
+
+
+# ---------------------------------------------------------------- looking at many runs
+
+
+@pytest.fixture
+def filed(tmp_path, monkeypatch):
+    """Runs on two days of March."""
+    outputs = tmp_path / "filed"
+    monkeypatch.setenv("DAYPOINT_OUTPUTS", str(outputs))
+    for day_of_month, accuracy in ((1, 0.5), (1, 0.9), (2, 0.7)):
+        file_run(
+            outputs,
+            f"2026030{day_of_month}-1{int(accuracy * 10)}0000",
+            config={"optimizer": {"lr": round(accuracy / 10, 3)}},
+            epochs=[epoch(0, val__accuracy=accuracy)],
+        )
+    return outputs
+
+
+def test_ls_takes_a_query_a_range_and_an_order(filed, capsys):
+    code, out, _ = run_cli(capsys, "ls", "20260301..", "--where", "lr>=0.07", "--sort=-best", "-n", "5")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [
+        "20260301/190000-000000",
+        "20260302/170000-000000",
+    ]
+
+
+def test_ls_gives_csv_and_json_of_all_runs(filed, capsys):
+    _, out, err = run_cli(capsys, "ls", "--csv", "--columns", "day, val/accuracy")
+    assert out == "day,val/accuracy\n20260301,0.5\n20260301,0.9\n20260302,0.7\n"
+    assert err == ""
+    _, out, _ = run_cli(capsys, "ls", "--json")
+    assert [row["best"] for row in json.loads(out)] == [0.5, 0.9, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("ls", "--where", "lr >"), 2, "^"),
+        (("ls", "--where", "lx > 0"), 1, "nearest are optimizer.lr"),
+        (("ls", "--json", "--csv"), 2, "expected one of --json, --csv"),
+        (("ls", "--json", "--columns", "lr"), 2, "--columns"),
+        (("ls", "--sort", "("), 1, "expected a name"),
+        (("ls", "20260328..20260301"), 1, "the earlier day first"),
+        (("ls", "x" * 5000), 1, "it names no run"),
+        (("ls", "~nosuchuser/x"), 1, "it names no run"),
+        (("show", "~nosuchuser"), 1, "it names no run"),
+        (("verify", "a\0b"), 1, "it names no run"),
+        (("trend", "nothing"), 1, "expected a fact"),
+        (("trend", "val/accuracy", "-o", "x.gif"), 1, ".png, .svg, .pdf"),
+        (("compare", "20260302"), 1, "at least two runs"),
+        (("compare", "20260301", "--html", "/nowhere/x.html"), 1, "cannot be written"),
+        (("nonsense",), 2, "No such command"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_the_right_exit_code(filed, capsys, arguments, code, message):
+    found, out, err = run_cli(capsys, *arguments)
+    assert found == code
+    assert message in err
+    assert len(err) < 1500
+    assert "Traceback" not in err + out
+
+
+def test_the_number_of_runs_is_spelt_right(filed, capsys):
+    _, out, _ = run_cli(capsys, "ls", "-n", "2")
+    assert "1 older run not shown" in out
+    _, out, _ = run_cli(capsys, "ls", "-n", "1")
+    assert "2 older runs not shown" in out
+
+
+def test_a_day_without_runs_says_so(filed, capsys):
+    code, out, _ = run_cli(capsys, "ls", "20260303", "--where", "status=finished")
+    assert code == 0
+    assert "no runs on 20260303 with status=finished" in out
+
+
+def test_trend_shows_each_day_and_draws_it(filed, capsys, tmp_path):
+    _, out, _ = run_cli(capsys, "trend", "val/accuracy", "-o", str(tmp_path / "a.svg"))
+    lines = out.splitlines()
+    assert lines[0] == "best(val/accuracy), max is best"
+    assert lines[2].split() == ["20260301", "2", "0.5", "0.7", "0.9", "0.9", "20260301/190000-000000"]
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    _, out, _ = run_cli(capsys, "trend", "val/accuracy", "--json")
+    assert json.loads(out)[1]["best"] == 0.7
+
+
+def test_compare_shows_what_differs_and_writes_a_page(filed, capsys, tmp_path):
+    _, out, _ = run_cli(capsys, "compare", "20260301", "20260302", "--where", "best>0.6")
+    assert "optimizer.lr" in out
+    assert "0.09" in out
+    _, out, _ = run_cli(capsys, "compare", "20260301", "--csv")
+    assert out.startswith(
+        "section,key,20260301/150000-000000,20260301/190000-000000\nconfig,optimizer.lr,0.05,0.09\n"
+    )
+    page = tmp_path / "page.html"
+    run_cli(capsys, "compare", "20260301", "--html", str(page))
+    assert "0.09" in page.read_text()
+
+
+def test_a_terminal_without_unicode_and_a_pipe_get_plain_text(project):
+    """LANG=C: no crash, no colours."""
+    file_run(project.outputs, "20260301-100000", config={"who": "Zoë–日本"}, epochs=[epoch(0, x=1.0)])
+    file_run(project.outputs, "20260301-110000", config={"who": "b"}, name="naïve …", monitor=None)
+    environment = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    for arguments in (
+        ("ls",),
+        ("show", "20260301/10"),
+        ("compare", "20260301"),
+        ("ls", "--csv"),
+        ("ls", "--help"),
+    ):
+        done = project.daypoint(*arguments, **environment)
+        assert "\x1b" not in done.stdout
+        assert done.stdout.isascii() or "--help" in arguments  # typer's own stream
+
+
+def test_version_is_that_of_the_package(capsys):
+    from importlib.metadata import version
+
+    assert run_cli(capsys, "--version")[:2] == (0, f"daypoint {version('daypoint')}\n")
+
+
+def test_every_command_has_an_example_and_the_exit_codes_are_told(capsys):
+    _, out, _ = run_cli(capsys, "--help")
+    assert "Exit codes: 0" in out
+    commands = re.findall(r"^  ([a-z]+) {2,}", out.partition("Commands:")[2], re.MULTILINE)
+    assert {"ls", "show", "compare", "trend", "verify", "sync", "ui"} <= set(commands)
+    for command in commands:
+        assert f"Example: daypoint {command}" in run_cli(capsys, command, "--help")[1]
+
+
+def test_the_shell_can_complete_commands(project):
+    done = project.daypoint(
+        _DAYPOINT_COMPLETE="complete_bash", COMP_WORDS="daypoint tr", COMP_CWORD="1", check=False
+    )
+    assert done.stdout.split() == ["trend"]
+
+
+def test_the_shell_can_complete_addresses(filed, monkeypatch):
+    from daypoint.options import complete_address
+
+    assert complete_address("2026") == ["20260301", "20260302"]
+    assert complete_address("l") == ["last"]
+    assert complete_address("2026-03-01/19") == ["2026-03-01/190000-000000"]
+    assert complete_address("nonsense/") == []
+
+
+def test_reading_commands_import_nothing_heavy(project):
+    file_run(project.outputs, "20260301-100000", epochs=[epoch(0, x=1.0)])
+    file_run(project.outputs, "20260301-110000", epochs=[epoch(0, x=2.0)])
+    for arguments in (["ls"], ["trend", "x"], ["compare", "20260301"], ["show", "last"]):
+        script = (
+            f"import sys; sys.argv = ['daypoint', *{arguments}]\nfrom daypoint import cli\n"
+            "try: cli.main()\nexcept SystemExit: pass\n"
+            "heavy = ('torch', 'mlflow', 'pandas', 'numpy', 'hydra', 'omegaconf', 'matplotlib', 'rich')\n"
+            "print([m for m in heavy if m in sys.modules])"
+        )
+        assert project.python("-c", script).stdout.splitlines()[-1] == "[]"

@@ -173,3 +173,9 @@ def test_the_project_of_a_script_does_not_depend_on_the_working_directory(tmp_pa
         [sys.executable, "../project/script.py"], cwd=elsewhere, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(project)
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "~nosuchuser/x", "a\0b"])
+def test_what_can_be_no_path_names_no_run(tmp_path, text):
+    assert day.as_path(text) is None
+    assert day.matching(text, tmp_path) == []

@@ -91,3 +91,9 @@ def test_a_failed_write_leaves_the_old_content_and_no_leftover(tmp_path):
     assert "File too large" in done.stderr
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_an_escaped_dollar_is_a_dollar():
+    """A file that another program has written: what is not plain is looked at in any spelling."""
+    assert math.isinf(files.loads(b'{"a": {"\\u0024float": "Infinity"}}')["a"])
+    assert files.loads('{"a": {"$int": "9007199254740993"}}') == {"a": 2**53 + 1}

@@ -279,3 +279,12 @@ def test_two_hundred_kills_lose_no_acknowledged_record(tmp_path):
     parent.wait()
     parent.stdout.close()
     parent.stderr.close()
+
+
+def test_events_come_one_after_the_other_without_the_damaged_ones(filled):
+    path, events = filled
+    assert list(journal.events(path)) == events
+    content = path.read_bytes().split(b"\n")
+    content[3] = content[3].replace(b"batch", b"bitch")
+    path.write_bytes(b"\n".join(content)[:-10])
+    assert list(journal.events(path)) == events[:3] + events[4:-1]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric
 
 from daypoint.errors import ConfigError
-from daypoint.keys import LIMIT, epoch_key, flatten, mlflow_key, name_of
+from daypoint.keys import LIMIT, epoch_key, flatten, leaves, mlflow_key, mode_of, name_of
 
 # Text with much of what is special here: escapes, dots and slashes at every place, epoch names, NUL.
 NAMES = st.one_of(
@@ -192,3 +192,27 @@ def test_values_other_than_text_are_json(value):
         assert isinstance(text, str)
     if not isinstance(value, str | list | dict):
         json.loads(flatten({"x": value})["x"])
+
+
+JSON_CONFIGS = st.dictionaries(
+    st.sampled_from("abcd"),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.sampled_from(["x", "null", ""])),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abcd"), inner, max_size=3)
+        ),
+        max_leaves=12,
+    ),
+    max_size=3,
+)
+
+
+@given(JSON_CONFIGS)
+def test_leaves_are_those_of_flatten_with_their_types(config):
+    found = {k: v if isinstance(v, str) else json.dumps(v) for k, v in leaves(config).items()}
+    assert found == flatten(config)
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("val/loss", "min"), ("Error", "min"), ("val/accuracy", "max")])
+def test_losses_and_errors_are_better_when_small(metric, mode):
+    assert mode_of(metric) == mode

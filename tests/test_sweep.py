@@ -127,6 +127,14 @@ def test_a_config_that_cannot_work_fails_its_job_only_in_one_line(project):
     assert len(project.runs()) == 1
 
 
+def test_a_point_that_comes_twice_is_run_twice_and_flagged(project):
+    done = project.train(*QUICK, "optimizer.lr=0.1,0.1", "tracking=off")
+    manifest, _ = manifest_of(project)
+    assert statuses(manifest) == ["FINISHED", "FINISHED"]
+    assert len(project.runs()) == 2
+    assert "warning: job 1 has the overrides of job 0; it runs all the same" in done.stderr
+
+
 def test_the_policy_stop_runs_no_job_after_a_failure_and_resume_runs_them(project):
     done = project.train(
         *QUICK, "optimizer.lr=fast,0.1,0.2", "tracking=off", "sweep.on_failure=stop", check=False

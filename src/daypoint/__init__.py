@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ScalarError,
         StoreError,
     )
+    from daypoint.frames import points, runs
     from daypoint.hydra_app import instantiate, register_configs
     from daypoint.model import load
     from daypoint.opening import open_run
@@ -56,9 +57,11 @@ _HOMES = {
     "instantiate": "hydra_app",
     "load": "model",
     "open_run": "opening",
+    "points": "frames",
     "print_shapes": "shapes",
     "register_configs": "hydra_app",
     "resumed": "resume",
+    "runs": "frames",
     "scalar_loss": "scalar",
     "to_py": "scalar",
 }

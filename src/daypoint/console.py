@@ -17,19 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from daypoint.tables import number
+
 if TYPE_CHECKING:
     from daypoint.recorder import Recorder
 
 REDRAW_SECONDS = 0.1
-
-
-def number(value: Any) -> str:
-    """A metric as a person reads it: at most four significant digits; null as a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 class RunConsole:

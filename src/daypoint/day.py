@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from daypoint.errors import AddressError, ConfigError, RunError
 
-_DAY = re.compile(r"(\d{4})(-?)(\d{2})\2(\d{2})")
+DAY = re.compile(r"(\d{4})(-?)(\d{2})\2(\d{2})")
 _RUN = re.compile(r"\d{6}-\d{6}")
 _ROOT_MARKERS = ("pyproject.toml", ".git", "outputs")
 
@@ -66,7 +66,7 @@ def parse_day(text: str, *, today: date | None = None) -> str:
         return tag(today)
     if text == "yesterday":
         return tag(today - timedelta(days=1))
-    if match := _DAY.fullmatch(text):
+    if match := DAY.fullmatch(text):
         year, _, month, day = match.groups()
         try:
             return tag(date(int(year), int(month), int(day)))
@@ -316,6 +316,18 @@ def address_of(directory: Path, outputs: Path) -> str:
     return str(directory)
 
 
+def as_path(address: str) -> Path | None:
+    """The absolute path that an address may be; None for what cannot be one: too long, `~nobody`, a NUL in it."""
+    try:
+        path = Path(os.path.abspath(Path(address).expanduser()))
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return path
+
+
 def matching(address: str, outputs: Path) -> list[Path]:
     """The run directories that an address names, oldest first; empty if it names none.
 
@@ -326,11 +338,11 @@ def matching(address: str, outputs: Path) -> list[Path]:
     Raises:
         AddressError: the day in it is no day.
     """
-    path = Path(address).expanduser()
-    if is_run(path):
-        return [path.absolute()]
+    path = as_path(address)
+    if path is not None and is_run(path):
+        return [path]
     first, _, rest = address.replace(os.sep, "/").rstrip("/").partition("/")
-    if not (_DAY.fullmatch(first) or first in ("today", "yesterday")):
+    if not (DAY.fullmatch(first) or first in ("today", "yesterday")):
         return []
     day = parse_day(first)
     runs = run_directories(outputs, day)

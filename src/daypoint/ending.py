@@ -128,7 +128,7 @@ def last_event(path: Path, *, other_than: str | None = None) -> dict[str, Any] |
         return None
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        length = 2**16
+        length = 2**13
         while True:
             start = max(size - length, 0)
             file.seek(start)

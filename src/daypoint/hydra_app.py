@@ -257,7 +257,14 @@ class Preflight:
         hydra_sweep.hide_secrets(directory / "multirun.yaml")
         job_config = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
         place = _place(job, directory)
-        hydra_sweep.begin_job(directory, job.sweep_job, job.overrides, place, lambda: check(job_config))
+        hydra_sweep.begin_job(
+            directory,
+            job.sweep_job,
+            job.overrides,
+            place,
+            lambda: check(job_config),
+            resumes=bool(OmegaConf.select(config, "sweep.resume")),
+        )
 
     def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:
         job = current_job()

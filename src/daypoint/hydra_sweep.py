@@ -154,7 +154,13 @@ def hide_secrets(path: Path) -> None:
 
 
 def begin_job(
-    directory: Path, number: int, overrides: list[str], place: str, check: Callable[[], object]
+    directory: Path,
+    number: int,
+    overrides: list[str],
+    place: str,
+    check: Callable[[], object],
+    *,
+    resumes: bool = False,
 ) -> None:
     """A job starts in this process. Whether it should is told to `check_job`, which the program calls.
 
@@ -162,6 +168,7 @@ def begin_job(
         directory: the sweep directory.
         place: the name of the job's directory in it.
         check: the pre-flight check of its config.
+        resumes: whether the sweep goes on, so that what is done is not done again.
     """
     global _refusal
     _refusal = None
@@ -170,7 +177,12 @@ def begin_job(
     if manifest["stopped"]:
         _refusal = JobSkipped("the sweep was stopped by an earlier failure", told=True)
         return
-    if (done := sweep.job_done(manifest, overrides)) is not None:
+    done = sweep.job_done(manifest, overrides)
+    if done is not None and not resumes:
+        print(
+            f"warning: job {number} has the overrides of job {done[0]}; it runs all the same", file=sys.stderr
+        )
+    elif done is not None:
         _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"), told=True)
         return
     facts = {"status": "RUNNING", "overrides": overrides, "directory": place, "started": _now()}

@@ -52,6 +52,7 @@ IGNORED = (
 """Config keys that leave the result of a training as it is: where it is recorded, shown and computed."""
 
 _LARGEST_JSON_BYTES = 32 * 2**20
+_DEEPEST = 200
 _DAY = re.compile(r"\d{8}")
 _NEEDED: dict[str, type] = {
     "uid": str,
@@ -303,4 +304,14 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ValueError("JSON nested too deeply to read") from error
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}")
+    if text.count(b"{") + text.count(b"[") > _DEEPEST and _is_deep(value, _DEEPEST):
+        raise ValueError("JSON nested too deeply to read")
     return value
+
+
+def _is_deep(value: Any, left: int) -> bool:
+    """Whether containers lie in one another more often than `left` times; whoever walks through them would not come back."""
+    if left == 0:
+        return True
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_is_deep(child, left - 1) for child in children)

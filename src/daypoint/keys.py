@@ -86,6 +86,11 @@ def _unescape(match: re.Match[str]) -> str:
     return chr(code) if code <= 0x10FFFF else match[0]
 
 
+def mode_of(metric: str) -> str:
+    """Whether a metric is better `min` or `max`, where nobody has said: losses and errors go down."""
+    return "min" if any(word in metric.lower() for word in ("loss", "error")) else "max"
+
+
 def epoch_key(name: str, statistic: str) -> str:
     """What MLflow calls a statistic of the metric `name` over an epoch, such as `epoch/loss/mean`.
 
@@ -120,6 +125,25 @@ def flatten(config: Mapping[str, Any]) -> dict[str, str]:
         taken[dotted] = path
         params[mlflow_key(dotted)] = text
     return params
+
+
+def leaves(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a config that was read from JSON, under the paths of `flatten`, with their values as they are
+    (`None`, `0.01`, `[64, 64]`). A third of the cost of `flatten`: a list of runs asks for thousands.
+    """
+    found: dict[str, Any] = {}
+    _visit(config, "", found)
+    return found
+
+
+def _visit(node: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
+    for key, value in node.items():
+        if type(value) is dict and value:
+            _visit(value, f"{prefix}{key}.", found)
+        elif type(value) is list and _has_map(value):
+            _visit({str(place): item for place, item in enumerate(value)}, f"{prefix}{key}.", found)
+        else:
+            found[prefix + key] = value
 
 
 def _spelled(path: list[str]) -> str:

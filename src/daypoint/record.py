@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from daypoint import day, files, identity, provenance, ranks, redaction, store
+from daypoint import day, files, identity, keys, provenance, ranks, redaction, store
 from daypoint import sweep as sweeps
 from daypoint.config import Tracking
 from daypoint.errors import DaypointError
@@ -94,7 +94,7 @@ def new_record(
         "git": git,
         "versions": provenance.versions(),
         "data": _describe(data),
-        "monitor": {"metric": monitor, "mode": mode or _mode(monitor)} if monitor else None,
+        "monitor": {"metric": monitor, "mode": mode or keys.mode_of(monitor)} if monitor else None,
         "keep": keep,
         "references": references or {},
         "filled": filled or {},
@@ -203,10 +203,6 @@ def _member(group: str, plain: Mapping[str, Any], job: HydraJob | None) -> str |
     if isinstance(section, dict):
         section = str(section.get("_target_", "")).rpartition(".")[2].lower()
     return section if isinstance(section, str) and section else None
-
-
-def _mode(metric: str) -> str:
-    return "min" if any(word in metric.lower() for word in ("loss", "error")) else "max"
 
 
 def _describe(data: Any) -> dict[str, Any] | None:

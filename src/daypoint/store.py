@@ -41,6 +41,7 @@ __all__ = [
     "load_mlflow",
     "mlflow_key",
     "name_of",
+    "page_of",
     "prepare",
     "run_url",
     "sqlite_path",
@@ -132,6 +133,24 @@ def run_url(uri: str, experiment_id: str, run_id: str) -> str:
     page = f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
     # It is printed, so without the password that may stand in the address.
     return f"{re.sub('//[^/@]*@', '//', uri)}/{page}" if uri.startswith("http") else page
+
+
+def page_of(uri: str, uid: str) -> str | None:
+    """The page of the run that was sent under this uid, without importing mlflow; None if it cannot be told: it was not sent
+    yet, or the store is not a SQLite file.
+    """
+    path = sqlite_path(uri)
+    if path is None or not path.exists():
+        return None
+    question = (
+        "SELECT r.experiment_id, r.run_uuid FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid "
+        "WHERE t.key = 'daypoint.uid' AND t.value = ? AND r.lifecycle_stage = 'active'"
+    )
+    try:
+        found = _query(path, question, uid)
+    except sqlite3.DatabaseError:
+        return None  # locked, or no store of MLflow
+    return run_url(uri, *map(str, found[0])) if found else None
 
 
 # ---------------------------------------------------------------- before training, without mlflow

@@ -190,11 +190,11 @@ def find(address: str, outputs: Path) -> Path:
     Raises:
         AddressError: it names none, or several; says which there are.
     """
-    path = Path(address).expanduser().absolute()
-    if day.sweep_file(path).is_file():
+    path = day.as_path(address)
+    if path is not None and day.sweep_file(path).is_file():
         return path
     there = sorted(
-        (p.parent for p in outputs.glob(f"{'[0-9]' * 8}/sweep-*/{day.sweep_file(path).name}")),
+        (p.parent for p in outputs.glob(f"{'[0-9]' * 8}/sweep-*/{day.sweep_file(outputs).name}")),
         key=lambda p: (p.parent.name, p.name),
     )
     if address == "last" and there:
