@@ -136,11 +136,8 @@ def test_a_person_filters_a_day_compares_two_and_reads_a_curve(root, browser, tm
     page.set_default_timeout(60_000)
     with serving(root, "20260328") as address:
         page.goto(address)
+        page.get_by_text("2 matching runs").wait_for()  # of three: the day's
         page.get_by_text("20260328-141502 mlp-adamw").first.wait_for()
-        page.wait_for_timeout(1000)
-        page.screenshot(path=pictures / "day.png")
-        page.get_by_text("matching runs").wait_for()
-        assert "2 matching" in page.get_by_text("matching runs").inner_text()  # of three: the day's
         page.screenshot(path=pictures / "day.png")
 
         page.get_by_placeholder("metrics.rmse < 1").or_(page.get_by_role("textbox").first).first.fill("")

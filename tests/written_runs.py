@@ -29,7 +29,8 @@ class WrittenRun:
 
     def __init__(self, root: Path, *, uri: str | None = None, **record: Any) -> None:
         self.directory = claim(root / "outputs", START)
-        self.files = RunFiles(self.directory, "20260328")
+        day = f"{START:%Y%m%d}"
+        self.files = RunFiles(self.directory, day)
         self.uri = uri or store.tracking_uri("sqlite:///mlruns/mlflow.db", root)
         self.time_ms = int(START.timestamp() * 1000)
         self.step = 0
@@ -39,8 +40,8 @@ class WrittenRun:
         self.record = {
             "format": "daypoint/run/1",
             "uid": secrets.token_hex(8),
-            "day": "20260328",
-            "name": "20260328-141502 mlp-adamw",
+            "day": day,
+            "name": f"{day}-141502 mlp-adamw",
             "started": START.isoformat(),
             "started_ms": self.time_ms,
             "timezone": "UTC",
