@@ -46,7 +46,9 @@ def main(cfg: DictConfig) -> float | None:
         raise daypoint.ConfigError(f"debug: expected shapes or null, found {cfg.debug!r}")
     if cfg.debug == "shapes":
         x, _ = next(iter(data.train_loader(epoch=0)))
-        raise SystemExit(1 if daypoint.print_shapes(model, x.to(device)) else 0)
+        if daypoint.print_shapes(model, x.to(device)):
+            raise SystemExit(1)
+        return None
     step_model = torch.compile(model) if cfg.trainer.compile else model
     monitor = cfg.trainer.monitor or ("val/accuracy" if data.task == "classification" else "val/loss")
 

@@ -209,7 +209,7 @@ def test_a_flipped_bit_is_found_on_request_and_a_cut_file_always(root):
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match="content has changed"):
-        daypoint.load(run.address, full_verify=True)
+        daypoint.load(run.address)  # so small a file is always read
     weights.write_bytes(content[:-1])
     with pytest.raises(AddressError, match=r"found none that is whole"):
         daypoint.load(run.address)

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from daypoint import day, identity, sweep
-from daypoint.errors import AddressError, ConfigError
+from daypoint import day, files, identity, sweep
+from daypoint.errors import AddressError, ConfigError, RunError
 from daypoint.hydra_sweep import expand_resume
 
 QUICK = ("-m", "data=linear", "data.rows=64", "trainer.epochs=1", "model=linear")
@@ -253,6 +253,32 @@ def test_optuna_gets_the_objective_of_every_job_also_of_a_failed_one(project):
     assert all(len(sweep.varying(j["overrides"], manifest)) == 2 for _, j in sweep.jobs_of(manifest))
 
 
+def test_jobs_that_differ_in_a_secret_only_are_all_run(project):
+    project.train(*QUICK, "+db.password=alpha,beta", "tracking=off")
+    manifest, directory = manifest_of(project)
+    assert statuses(manifest) == ["FINISHED", "FINISHED"]
+    assert len(project.runs()) == 2
+    for path in directory.rglob("*"):
+        assert not path.is_file() or b"alpha" not in path.read_bytes()
+
+
+def test_a_directory_that_holds_a_sweep_is_not_used_for_another(project):
+    project.train(*QUICK, "optimizer.lr=0.1,0.2", "tracking=off", "hydra.sweep.dir=mine")
+    before = (project.root / "mine" / "sweep.json").read_bytes()
+    done = project.train(*QUICK, "optimizer.lr=0.3", "tracking=off", "hydra.sweep.dir=mine", check=False)
+    assert done.returncode == 1
+    assert "mine: this directory holds a sweep already" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (project.root / "mine" / "sweep.json").read_bytes() == before
+
+
+def test_an_outputs_directory_that_cannot_be_made_is_one_message(project):
+    done = project.train(*QUICK, "optimizer.lr=0.1,0.2", "tracking.outputs=/proc/nope", check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
 # ---------------------------------------------------------------- the manifest by itself
 
 
@@ -282,6 +308,45 @@ def test_the_best_job_is_by_mode_never_nan_never_failed_and_the_later_of_two(tmp
     assert sweep.best(manifest)[0] == 0
 
 
+def test_values_of_different_metrics_are_not_compared(tmp_path):
+    jobs = [
+        job("data=linear", value=0.1, metric="val/loss"),
+        job("data=digits", value=0.9, metric="val/accuracy"),
+    ]
+    assert sweep.best(made(tmp_path, jobs, {"data": ["linear", "digits"]})[0]) is None
+
+
+def test_a_sweep_that_is_being_run_cannot_be_resumed(tmp_path):
+    _, directory = made(tmp_path, [job("lr=1", status="RUNNING", **sweep.this_process())], {})
+    again = {"moment": day.now(), "overrides": [], "space": {}, "resumes": True}
+    with pytest.raises(ConfigError, match=rf"being run by process {os.getpid()} now"):
+        sweep.create(directory, **again)
+    sweep.change(
+        directory, lambda manifest: manifest.update(pid=2**22 + 1)
+    )  # its process is gone, not that of the job
+    with pytest.raises(ConfigError, match=rf"being run by process {os.getpid()} now"):
+        sweep.create(directory, **again)
+    sweep.change_job(directory, 0, pid=2**22 + 1)
+    sweep.create(directory, **again)
+
+
+def test_a_process_of_the_same_number_is_another_one(tmp_path):
+    manifest, _ = made(tmp_path, [], {})
+    assert sweep.status_of(manifest) == "RUNNING"
+    assert sweep.status_of({**manifest, "began": "1"}) == "KILLED"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"uid": None}, {"jobs": []}, {"jobs": {"a": {}}}, {"jobs": {"0": {"status": "FINISHED"}}}, {"space": 3}],
+)
+def test_a_damaged_manifest_is_named(tmp_path, damage):
+    manifest, directory = made(tmp_path, [], {})
+    files.write_atomic(day.sweep_file(directory), files.dumps({**manifest, **damage}))
+    with pytest.raises(RunError, match=r"sweep\.json: expected the manifest of a sweep, found no proper"):
+        sweep.read(directory)
+
+
 def test_seeds_are_shown_as_one_row_of_mean_and_deviation(tmp_path):
     jobs = [job(f"lr={lr}", f"trainer.seed={s}", value=lr + s) for lr in (1, 5) for s in (0, 1, 2)]
     manifest, _ = made(tmp_path, jobs, {"lr": ["1", "5"], "trainer.seed": ["0", "1", "2"]})
@@ -306,6 +371,12 @@ def test_a_resumed_sweep_has_the_overrides_that_it_had(tmp_path):
     sweep.change(directory, lambda manifest: manifest.update(overrides=["lr=1,2", "data=linear"]))
     expanded = expand_resume(["-m", "sweep.resume=last"], tmp_path)
     assert expanded == ["-m", "lr=1,2", "data=linear", f"sweep.resume='{directory}'"]
+    sweep.change(directory, lambda manifest: manifest.update(hydra_overrides=["hydra.launcher.n_jobs=2"]))
+    assert "hydra.launcher.n_jobs=2" in expand_resume(["-m", "sweep.resume=last"], tmp_path)
+    elsewhere = expand_resume(
+        ["-m", "sweep.resume=last", f"tracking.outputs={tmp_path}"], tmp_path / "nowhere"
+    )
+    assert elsewhere[-1] == expanded[-1]
     with pytest.raises(ConfigError, match=r"expected no other overrides, found lr=3"):
         expand_resume(["-m", "sweep.resume=last", "lr=3"], tmp_path)
     sweep.change(directory, lambda manifest: manifest.update(overrides=["+api_key=***"]))

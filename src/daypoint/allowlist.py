@@ -1,9 +1,10 @@
 """What a config that comes from disk may call: the allow-list of `_target_`s.
 
 The config on the command line is the user's own, and Hydra's target policy is enough for it. A card may come from
-anywhere, and Hydra's block-list lets `torch.load` or `pathlib.Path.write_text` through. So a card may name what lies in
-`torch.nn`, `torch.optim` and `daypoint.zoo`, the very `_target_`s that the project's own `conf/` names, and the modules
-that its pyproject.toml lists:
+anywhere, and Hydra's block-list lets `torch.load` or `pathlib.Path.write_text` through. So a card may name the modules,
+optimizers and schedulers (classes of those kinds, under public names) of `torch.nn` and `torch.optim`, what `daypoint.zoo`
+defines, the very `_target_`s that the project's own `conf/` names, and what is defined in the modules that its
+pyproject.toml lists. No function of torch's is among them: some call what they are given.
 
     [tool.daypoint]
     allow = ["my_package"]
@@ -23,8 +24,16 @@ from typing import Any
 from daypoint import targets
 from daypoint.errors import ConfigError
 
-MODULES = ("torch.nn", "torch.optim", "daypoint.zoo")
-"""Modules whose classes and functions every card may name."""
+TORCHS = ("torch.nn", "torch.optim")
+OURS = ("daypoint.zoo",)
+MODULES = (*TORCHS, *OURS)
+"""Where what every card may name is defined."""
+
+_PARTS = {
+    ("torch.nn.modules.module", "Module"),
+    ("torch.optim.optimizer", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+}
 
 _TARGET = re.compile(r"""^[\s-]*["']?_target_["']?\s*:\s*["']?([\w.]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
 
@@ -77,13 +86,26 @@ def check(config: Mapping[str, Any], allow: Iterable[str], key: str = "") -> Non
         where = f"{where}._target_" if where else "_target_"
         if path in allow:
             continue
-        inside = [module for module in (*MODULES, *allow) if f"{path}".startswith(f"{module}.")]
-        if inside and _is_defined_in(targets.locate(path, where), inside):
-            continue
+        text = f"{path}"
+        listed = [module for module in (*OURS, *allow) if text.startswith(f"{module}.")]
+        torchs = [module for module in TORCHS if text.startswith(f"{module}.") and "._" not in text]
+        if listed or torchs:
+            found = targets.locate(path, where)
+            if _is_defined_in(found, listed) or (
+                _is_defined_in(found, torchs) and _is_part_of_a_model(found)
+            ):
+                continue
         raise ConfigError(
             f"{where}: expected something from {', '.join(MODULES)} or from this project's conf/, found {path!r} in a config "
             f'that comes from disk; if you trust it: [tool.daypoint] allow = ["{path}"] in pyproject.toml'
         )
+
+
+def _is_part_of_a_model(found: Any) -> bool:
+    # By name, so that this module need not import torch.
+    return inspect.isclass(found) and any(
+        (base.__module__, base.__name__) in _PARTS for base in found.__mro__
+    )
 
 
 def _is_defined_in(found: Any, modules: list[str]) -> bool:

@@ -8,6 +8,7 @@ shows a countdown.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -135,10 +136,7 @@ class Closing:
 
     def is_delivered(self, wait_seconds: float) -> bool:
         """Wait so long for MLflow to have everything; whether it has."""
-        try:
-            return self._wait(wait_seconds).done
-        except KeyboardInterrupt:
-            return False
+        return self._wait(wait_seconds).done
 
     @property
     def is_ours(self) -> bool:
@@ -157,7 +155,10 @@ def _wait_for_jobs() -> None:
     if not jobs:
         return
     deadline = time.monotonic() + jobs[-1]._settings.wait_seconds
-    missing = sum(not job.is_delivered(max(0.0, deadline - time.monotonic())) for job in jobs)
+    missing = len(jobs)
+    with contextlib.suppress(KeyboardInterrupt):  # the sweep is over; only the waiting is given up
+        for job in jobs:
+            missing -= job.is_delivered(max(0.0, deadline - time.monotonic()))
     text = f"everything of {len(jobs)} jobs is there"
     if missing:
         sweep = Path(jobs[-1]._record["sweep"]["directory"])

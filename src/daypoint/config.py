@@ -111,6 +111,8 @@ class Trainer:
     """Checkpoints kept: the latest so many, besides the best; null: all."""
 
     def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"trainer.seed: expected a whole number of at most 64 bits, found {self.seed}")
         for key, least in (("epochs", 0), ("accumulate", 1), ("save_every", 1), ("keep", 1)):
             value = getattr(self, key)
             if value is not None and value < least:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from daypoint import day, hydra_sweep, ranks, sweep
 from daypoint.config import SCHEMAS, Sweep, check, outputs_directory, section
@@ -292,9 +293,19 @@ def _say_in_one_message(job_return: Any) -> None:
 def _one_message_and_exit() -> Iterator[None]:
     try:
         yield
-    except DaypointError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (DaypointError, OmegaConfBaseException) as error:
+        ours = _cause(error)
+        if ours is None:
+            raise
+        print(f"error: {ours}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _cause(error: BaseException | None) -> DaypointError | None:
+    """The error of daypoint's that is, or is behind, another: OmegaConf wraps those of resolvers."""
+    while error is not None and not isinstance(error, DaypointError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @contextlib.contextmanager

@@ -80,7 +80,16 @@ def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
     overrides = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     space = space_of([f"{key}={value}" for key, value in params.items()] + overrides)
-    sweep.create(directory, moment=moment, overrides=redact_overrides(overrides), space=space)
+    sweep.create(
+        directory,
+        moment=moment,
+        overrides=redact_overrides(overrides),
+        space=space,
+        hydra_overrides=redact_overrides(
+            [text for text in config.hydra.overrides.hydra if text != "hydra.mode=MULTIRUN"]
+        ),
+        resumes=bool(OmegaConf.select(config, "sweep.resume")),
+    )
     atexit.register(_left_open, directory, os.getpid())
 
 
@@ -117,8 +126,12 @@ def end(directory: Path) -> None:
         manifest["status"] = "FAILED" if failed or manifest["stopped"] else "FINISHED"
         manifest["ended"] = _now()
 
-    manifest = sweep.change(directory, close)
-    print_summary(directory, manifest)
+    try:
+        manifest = sweep.change(directory, close)
+        print_summary(directory, manifest)
+    except (DaypointError, OSError) as error:
+        print(f"error: the end of the sweep cannot be recorded: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
     if manifest["status"] != "FINISHED":
         raise SystemExit(1)
 
@@ -127,6 +140,13 @@ def _left_open(directory: Path, pid: int) -> None:
     """The process goes: a sweep without a job leaves nothing, one that was cut short says so."""
     if os.getpid() != pid or not day.sweep_file(directory).is_file():
         return
+    try:
+        _close_left_open(directory)
+    except (DaypointError, OSError) as error:
+        print(f"error: the end of the sweep cannot be recorded: {error}", file=sys.stderr)
+
+
+def _close_left_open(directory: Path) -> None:
     manifest = sweep.read(directory)
     if not manifest["jobs"]:
         for path in (day.sweep_file(directory), directory / "multirun.yaml", *directory.glob(".*.lock")):
@@ -135,8 +155,14 @@ def _left_open(directory: Path, pid: int) -> None:
             with contextlib.suppress(OSError):
                 path.rmdir()
     elif manifest["status"] == "RUNNING":
-        manifest = sweep.change(directory, lambda current: current.update(status="KILLED"))
-        print_summary(directory, manifest)
+        print_summary(directory, sweep.change(directory, _kill))
+
+
+def _kill(manifest: dict[str, Any]) -> None:
+    manifest.update(status="KILLED", ended=_now())
+    for _, job in sweep.jobs_of(manifest):
+        if job["status"] == "RUNNING":
+            job.update(status="KILLED", ended=_now())
 
 
 def hide_secrets(path: Path) -> None:
@@ -185,7 +211,13 @@ def begin_job(
     elif done is not None:
         _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"), told=True)
         return
-    facts = {"status": "RUNNING", "overrides": overrides, "directory": place, "started": _now()}
+    facts = {
+        "status": "RUNNING",
+        "overrides": overrides,
+        "directory": place,
+        "started": _now(),
+        **sweep.this_process(),
+    }
     sweep.change_job(directory, number, **facts, error=None, value=None, uid=None, mode=None)
     try:
         check()
@@ -222,11 +254,12 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
         job.status, job.return_value = JobStatus.COMPLETED, None
         sweep.change_job(directory, number, status="FINISHED", **facts)
     elif job.status == JobStatus.FAILED:
-        text = redact_text(
-            f"{type(result).__name__}: {result}" if not isinstance(result, DaypointError) else str(result)
+        is_ours = isinstance(result, DaypointError)
+        text = redact_text(str(result) if is_ours else f"{type(result).__name__}: {result}").removeprefix(
+            "error: "
         )
         if not isinstance(result, DaypointError | JobLeft):
-            traceback.print_exception(result)
+            print(redact_text("".join(traceback.format_exception(result))), file=sys.stderr, end="")
         print(f"job {number} failed: {text}", file=sys.stderr, flush=True)
         job.status, job.return_value = JobStatus.COMPLETED, None
         manifest = sweep.change_job(directory, number, status="FAILED", error=text, **facts)
@@ -261,7 +294,8 @@ def print_summary(directory: Path, manifest: dict[str, Any]) -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     jobs = sweep.jobs_of(manifest)
-    metric = next((job["metric"] for _, job in reversed(jobs) if job.get("metric")), "value")
+    metrics = {job["metric"] for _, job in jobs if job.get("metric")}
+    metric = metrics.pop() if len(metrics) == 1 else "value"
     best = sweep.best(manifest)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "status", metric, "overrides", "run"):
@@ -269,12 +303,14 @@ def print_summary(directory: Path, manifest: dict[str, Any]) -> None:
     for number, job in jobs:
         value = job.get("value")
         shown = "" if value is None else f"{value:.4g}"
+        shown = f"{job['metric']} {shown}" if metrics and job.get("metric") else shown  # each its own
         mark = " *" if best is not None and best[0] == number else ""
         status = "KILLED" if job["status"] == "RUNNING" else job["status"]
         varying = " ".join(sweep.varying(job["overrides"], manifest))
         table.add_row(str(number), status, shown + mark, varying, job["directory"] or "")
     console.width = max(console.width, 400)
-    address = f"{directory.parent.name}/{directory.name}"
+    is_filed = directory.parents[1] == day.project_root() / "outputs"
+    address = f"{directory.parent.name}/{directory.name}" if is_filed else str(directory)
     console.print(f"\nsweep {address}  {directory}")
     console.print(table)
     if best is not None:
@@ -285,12 +321,11 @@ def print_summary(directory: Path, manifest: dict[str, Any]) -> None:
     for number, job in failures:
         error = (job.get("error") or "killed").splitlines()[0][:300]
         console.print(f"job {number}: {error}\n  {directory / (job['directory'] or '')}")
-    missing = " or missing" if manifest["stopped"] or manifest["status"] == "KILLED" else ""
-    if failures or missing:
+    is_cut_short = manifest["stopped"] or manifest["status"] == "KILLED"
+    if failures or is_cut_short:
         script = Path(sys.argv[0]).name or "train.py"
-        console.print(
-            f"{len(failures)} of {len(jobs)} jobs failed; run what failed{' or is missing' if missing else ''} again:"
-        )
+        counted = f"{len(failures)} of {len(jobs)} jobs failed; " if failures else ""
+        console.print(f"{counted}run what failed{' or is missing' if is_cut_short else ''} again:")
         console.print(f"  python {script} -m sweep.resume={address}")
 
 
@@ -311,18 +346,25 @@ def expand_resume(arguments: list[str], outputs: Path) -> list[str]:
         or given[-1] in ("sweep.resume=null", "sweep.resume=")
     ):
         return arguments
-    others = [t for t in arguments if "=" in t and not t.startswith(("sweep.", "hydra", "-", "+hydra"))]
+    mine = ("sweep.", "hydra", "-", "+hydra", "tracking.outputs=")
+    others = [text for text in arguments if "=" in text and not text.startswith(mine)]
     if others:
         raise ConfigError(
             f"sweep.resume: expected no other overrides, found {' '.join(others)}; the sweep is run as it was, "
             "start a new one to change it"
         )
+    for text in arguments:
+        if text.startswith("tracking.outputs="):
+            outputs = (outputs.parent / Path(text.partition("=")[2]).expanduser()).absolute()
     directory = sweep.find(given[-1].partition("=")[2].strip("'\""), outputs)
-    recorded = sweep.read(directory)["overrides"]
+    manifest = sweep.read(directory)
+    names = {text.partition("=")[0] for text in arguments}
+    hydras = [text for text in manifest.get("hydra_overrides", ()) if text.partition("=")[0] not in names]
+    recorded = [*hydras, *manifest["overrides"]]
     if hidden := [text for text in recorded if "***" in text]:
         raise ConfigError(
             f"sweep.resume: {' '.join(hidden)}: a secret, which no file holds; put it into the environment and into the config "
             "as ${oc.env:NAME}, and start a new sweep"
         )
-    kept = [text for text in arguments if not text.startswith("sweep.resume=")]
+    kept = [text for text in arguments if not text.startswith(("sweep.resume=", "tracking.outputs="))]
     return [*kept, *recorded, f"sweep.resume='{directory}'"]

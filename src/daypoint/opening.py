@@ -50,7 +50,7 @@ from daypoint.files import write_atomic
 from daypoint.journal import Journal
 from daypoint.record import experiment_name, new_attempt, new_record, reproduced
 from daypoint.recorder import Recorder, now_ms
-from daypoint.redaction import redact
+from daypoint.redaction import HIDDEN, redact
 from daypoint.replay import Replay, replay
 from daypoint.run import Run, Terminated
 
@@ -343,7 +343,10 @@ class _Opening:
         return directory, moment
 
     def _skip_if_done(self) -> None:
-        sha256 = identity.config_sha256(redact(self.plain))
+        shown = redact(self.plain)
+        if HIDDEN in str({key: value for key, value in shown.items() if key not in identity.IGNORED}):
+            return  # hidden values may have been different ones
+        sha256 = identity.config_sha256(shown)
         for run in reversed(catalog.list_runs(self.outputs)[0]):
             if run.record["config_sha256"] == sha256 and run.status == "FINISHED":
                 metric = (run.record["monitor"] or {}).get("metric")

@@ -102,6 +102,7 @@ _TOKEN_KINDS = frozenset(
         "each",
     ]
 )
+_REFERENCE = re.compile(r"\$\{[^{}]+\}")
 _PLAIN_WORD = re.compile(r"[a-z][a-z_./ ]*")
 _NOT_TEXT = re.compile(r"(?i)true|false|null|none|~|[-+]?[\d.][\d._]*(e[-+]?\d+)?")
 
@@ -188,6 +189,8 @@ def _redact(value: Any, name: str, inside: bool, secrets: list[str]) -> Any:
 
 
 def _is_secret_text(name: str, text: str) -> bool:
+    if _REFERENCE.fullmatch(text):
+        return False  # where the secret is, not what it is
     strength = _strength(name)
     if strength == 1:
         # `token`, `auth` and `key` are also words of machine learning: numbers and switches under them are no

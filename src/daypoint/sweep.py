@@ -18,15 +18,32 @@ from pathlib import Path
 from typing import Any
 
 from daypoint import day, files
-from daypoint.errors import AddressError, RunError
+from daypoint.errors import AddressError, ConfigError, RunError
+from daypoint.redaction import HIDDEN
 
 FORMAT = "daypoint/sweep/1"
+_NEEDED: dict[str, type] = {
+    "uid": str,
+    "status": str,
+    "started_ms": int,
+    "jobs": dict,
+    "overrides": list,
+    "space": dict,
+    "host": str,
+    "pid": int,
+}
 DONE = ("FINISHED", "SKIPPED")
 """Statuses of jobs that a resumed sweep does not run again."""
 
 
 def create(
-    directory: Path, *, moment: datetime, overrides: list[str], space: Mapping[str, list[str]]
+    directory: Path,
+    *,
+    moment: datetime,
+    overrides: list[str],
+    space: Mapping[str, list[str]],
+    hydra_overrides: Sequence[str] = (),
+    resumes: bool = False,
 ) -> None:
     """Write the manifest of a new sweep, or mark an old one as running again.
 
@@ -34,9 +51,23 @@ def create(
         directory: the sweep directory.
         overrides: the command line of the sweep, secrets hidden.
         space: the values of each override that has several.
+        hydra_overrides: what it says about Hydra itself.
+        resumes: whether an old sweep goes on.
+
+    Raises:
+        ConfigError: the directory holds another sweep, or one that is being run now.
     """
 
     def begin(manifest: dict[str, Any]) -> None:
+        if manifest and not resumes:
+            raise ConfigError(
+                f"{directory}: this directory holds a sweep already; leave hydra.sweep.dir alone to get a new one, or go on "
+                f"with it: -m sweep.resume={directory}"
+            )
+        if manifest and (busy := _busy(manifest)) is not None:
+            raise ConfigError(
+                f"{directory}: this sweep is being run by process {busy} now; wait for its end, or stop it first"
+            )
         if not manifest:
             manifest |= {
                 "format": FORMAT,
@@ -46,7 +77,7 @@ def create(
                 "jobs": {},
             }
         manifest |= {"status": "RUNNING", "ended": None, "overrides": overrides, "space": dict(space)}
-        manifest |= {"host": socket.gethostname(), "pid": os.getpid(), "stopped": False}
+        manifest |= {"hydra_overrides": list(hydra_overrides), "stopped": False, **this_process()}
 
     change(directory, begin)
 
@@ -69,6 +100,21 @@ def read(directory: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RunError(f"{path}: expected format {FORMAT!r}; a newer daypoint may have written it")
+    wrong = [key for key, kind in _NEEDED.items() if type(manifest.get(key)) is not kind]
+    wrong += [
+        f"jobs.{number}"
+        for number, job in (manifest["jobs"].items() if "jobs" not in wrong else ())
+        if not (
+            number.isdigit()
+            and isinstance(job, dict)
+            and isinstance(job.get("overrides"), list)
+            and job.get("status")
+        )
+    ]
+    if wrong:
+        raise RunError(
+            f"{path}: expected the manifest of a sweep, found no proper {wrong[0]}; restore it from a backup"
+        )
     return manifest
 
 
@@ -95,7 +141,7 @@ def change_job(directory: Path, number: int, /, **facts: Any) -> dict[str, Any]:
 
 def jobs_of(manifest: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """The jobs with their numbers, in order."""
-    return sorted((int(number), job) for number, job in manifest["jobs"].items())
+    return sorted(((int(number), job) for number, job in manifest["jobs"].items()), key=lambda item: item[0])
 
 
 def status_of(manifest: Mapping[str, Any]) -> str:
@@ -105,16 +151,36 @@ def status_of(manifest: Mapping[str, Any]) -> str:
     return manifest["status"]
 
 
-def _is_alive(manifest: Mapping[str, Any]) -> bool:
-    if manifest["host"] != socket.gethostname():
+def this_process() -> dict[str, Any]:
+    """What tells this process from all others: host, number, and when it began (a number is used again)."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in clock ticks since the boot; None where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _is_alive(process: Mapping[str, Any]) -> bool:
+    if process["host"] != socket.gethostname():
         return True  # nobody here can tell
     try:
-        os.kill(manifest["pid"], 0)
+        os.kill(process["pid"], 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return True
+    return process.get("began") in (None, _began(process["pid"]))
+
+
+def _busy(manifest: Mapping[str, Any]) -> int | None:
+    """The process that runs the sweep now, or is left over from it and trains one of its jobs."""
+    jobs = [job for _, job in jobs_of(manifest) if job["status"] == "RUNNING" and "pid" in job]
+    running = [manifest] if manifest["status"] == "RUNNING" else []
+    return next((each["pid"] for each in running + jobs if _is_alive(each)), None)
 
 
 # ---------------------------------------------------------------- the jobs, added up
@@ -131,9 +197,9 @@ def counts(manifest: Mapping[str, Any]) -> dict[str, int]:
 
 
 def best(manifest: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
-    """The job with the best value; of two equal ones the later. None if no job has a value."""
+    """The job with the best value; of two equal ones the later. None if no job has one, or if they are of several metrics."""
     done = [(n, job) for n, job in jobs_of(manifest) if job["status"] in DONE and _number(job) is not None]
-    if not done:
+    if not done or len({job.get("metric") for _, job in done}) > 1:
         return None
     sign = -1 if next((job["mode"] for _, job in reversed(done) if job.get("mode")), None) == "min" else 1
     return max(done, key=lambda item: (sign * item[1]["value"], item[0]))
@@ -161,13 +227,9 @@ def over_seeds(manifest: Mapping[str, Any]) -> list[tuple[list[str], int, float,
             )
             groups.setdefault(rest, []).append(value)
     return [
-        (
-            list(rest),
-            len(values),
-            statistics.fmean(values),
-            statistics.stdev(values) if len(values) > 1 else 0.0,
-        )
+        (list(rest), len(values), statistics.fmean(values), statistics.stdev(values))
         for rest, values in groups.items()
+        if len(values) > 1
     ]
 
 
@@ -214,7 +276,9 @@ def find(address: str, outputs: Path) -> Path:
 
 
 def job_done(manifest: Mapping[str, Any], overrides: Sequence[str]) -> tuple[int, dict[str, Any]] | None:
-    """The job that has done these overrides already."""
+    """The job that has done these overrides already. Hidden values may have been different ones."""
+    if any(HIDDEN in text for text in overrides):
+        return None
     for number, job in jobs_of(manifest):
         if job["status"] in DONE and sorted(job["overrides"]) == sorted(overrides):
             return number, job
