@@ -87,8 +87,10 @@ def check(config: Mapping[str, Any], allow: Iterable[str], key: str = "") -> Non
         if path in allow:
             continue
         text = f"{path}"
-        listed = [module for module in (*OURS, *allow) if text.startswith(f"{module}.")]
-        torchs = [module for module in TORCHS if text.startswith(f"{module}.") and "._" not in text]
+        is_public = "._" not in text
+        ours = [module for module in OURS if text.startswith(f"{module}.") and is_public]
+        listed = [*ours, *(module for module in allow if text.startswith(f"{module}."))]
+        torchs = [module for module in TORCHS if text.startswith(f"{module}.") and is_public]
         if listed or torchs:
             found = targets.locate(path, where)
             if _is_defined_in(found, listed) or (

@@ -69,6 +69,7 @@ def new_record(
             "directory": str(directory.parent),
             "job": job.sweep_job,
             "uid": _sweep_uid(directory.parent),
+            "place": directory.name,
         }
     return {
         "format": identity.RUN_FORMAT,
@@ -193,7 +194,7 @@ def _name(
     with contextlib.suppress(DaypointError):  # without a manifest nothing is known of the other jobs
         given = sweeps.varying(given, sweeps.read(Path(sweep["directory"])))
     overrides = ",".join(given)
-    return f"{day_tag}-{when}/{sweep['job']} {overrides or what}"[:250]
+    return f"{day_tag}-{when}/{sweep['place']} {overrides or what}"[:250]
 
 
 def _member(group: str, plain: Mapping[str, Any], job: HydraJob | None) -> str | None:
