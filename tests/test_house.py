@@ -38,6 +38,12 @@ ROOMS = [
         "checkpoint",
         "rebuild",
         "fold",
+        "curves",
+        "canvas",
+        "plots",
+        "sweep_plot",
+        "curves_page",
+        "pictures",
         "parent",
         "shipment",
         "sync",
@@ -47,7 +53,7 @@ ROOMS = [
         "saver",
     ],
     ["run", "catalog", "model", "verify", "resume", "opening"],
-    ["compare", "plots", "causes", "equality", "script", "frozen", "reproduce"],
+    ["compare", "causes", "equality", "script", "frozen", "reproduce"],
     ["cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
@@ -67,6 +73,7 @@ FENCES = {
         "shapes",
     },
     "hydra": {"hydra_sweep", "hydra_app"},
+    "matplotlib": {"canvas", "plots", "sweep_plot"},
 }
 
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint import day, keys, sweep
+from daypoint import day, keys, pictures, sweep
 from daypoint.errors import DaypointError
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def _find_or_create(
 
 
 def update(client: MlflowClient, experiment_id: str, directory: Path) -> None:
-    """Bring the parent up to date with the manifest: counts, the best job, and the status when the sweep is over.
+    """Bring the parent up to date with the manifest: counts, the best job, and the status when the sweep is over,
+    together with a picture of it.
 
     Raises:
         MlflowException: it did not arrive.
@@ -99,6 +100,8 @@ def update(client: MlflowClient, experiment_id: str, directory: Path) -> None:
         )
     if changed:
         client.log_batch(run_id, tags=changed, synchronous=True)
+    if status != "RUNNING":
+        pictures.draw_sweep(client, run_id, manifest, f"{len(ended)} jobs", told)
 
 
 def _first_tags(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]:

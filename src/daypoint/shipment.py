@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daypoint import day, identity, journal, keys, parent, store
+from daypoint import day, identity, journal, keys, parent, pictures, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of
 from daypoint.errors import RunError, StoreError
@@ -195,10 +195,7 @@ class Shipment:
         return number
 
     def _address(self) -> str:
-        for above in self.directory.parents:
-            if above.name == self._record["day"]:
-                return day.address_of(self.directory, above.parent)
-        return str(self.directory)
+        return day.address_in_day(self.directory, self._record["day"])
 
     def _first_tags(self) -> dict[str, str]:
         """The tags that a run is created with. They are not written again: people edit the note."""
@@ -316,6 +313,12 @@ class Shipment:
         self._send_tags()
         self.update_parent()
         return True
+
+    def draw(self) -> str | None:
+        """The picture of a finished run, unless it is there (`daypoint.pictures.draw_run`)."""
+        return pictures.draw_run(
+            self._client, self.run_id, self.directory, {pictures.TAG: self._tags.get(pictures.TAG)}
+        )
 
     def update_parent(self) -> None:
         """Bring the parent run of the sweep, if this is one of its jobs, up to date."""
