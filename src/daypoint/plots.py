@@ -117,6 +117,10 @@ class _Panel:
         strong = {"color": color, "linestyle": dash, "linewidth": 1.6, "zorder": 3.0}
         if curve.by_batch:
             light = {"color": color, "linewidth": 0.6, "alpha": 0.3 if self._crowd else 0.45, "zorder": 2.0}
+            if (
+                not np.isfinite(curve.epochs["mean"]).any() and self._smoothing is None
+            ):  # the only line there is
+                light |= {"linewidth": 1.0, "alpha": 0.85}
             self._line("every batch", curve.steps, y, light)
             self._epochs(curve, strong)
             self._average(curve, y, strong)
@@ -141,7 +145,7 @@ class _Panel:
                 y[alone],
                 ".",
                 color=style["color"],
-                markersize=5,
+                markersize=7,
                 alpha=max(style.get("alpha", 1), 0.7),
             )
 
@@ -246,8 +250,12 @@ def _limit_steps(axes: Axes, steps: Sequence[np.ndarray]) -> None:
     ends = [int(x) for of in steps if len(of) for x in (of[0], of[-1])] or [0]
     margin = max(0.5, 0.01 * (max(ends) - min(ends)))
     axes.set_xlim(min(ends) - margin, max(ends) + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(_step))
+
+
+def _step(x: float, _: object) -> str:
+    return f"{round(x):,}" if abs(x - round(x)) < 1e-6 else ""  # there is no half step
 
 
 def _run_handles(names: Sequence[str], styles: Sequence[tuple[str, str]]) -> dict[str, Any]:
