@@ -140,10 +140,15 @@ def _draw_panel(
         x = spread[i]
         if len(group) > 1:
             worths = [job.worth for job in group]
-            bars = axes.errorbar(
-                [x], [statistics.fmean(worths)], [statistics.stdev(worths)],
-                fmt="s", color=PALETTE[1], markersize=6, capsize=4, elinewidth=1.6, zorder=3.0,
-            )  # fmt: skip
+            mean, deviation = statistics.fmean(worths), statistics.stdev(worths)
+            look = {
+                "color": PALETTE[1],
+                "markerfacecolor": "none",
+                "markersize": 7,
+                "capsize": 4,
+                "zorder": 3.0,
+            }
+            bars = axes.errorbar([x], [mean], [deviation], fmt="s", **look)
             entries.setdefault("mean ± standard deviation over seeds", bars)
         dots = axes.plot(
             [x] * len(group), [j.worth for j in group], "o", color=PALETTE[0], alpha=0.55, zorder=2.0
