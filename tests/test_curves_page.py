@@ -134,7 +134,7 @@ def opened(tmp_path):
             page, events = browser.new_page(viewport={"width": 1000, "height": 800}), []
             page.on("request", lambda request: events.append(request.url))
             page.on("pageerror", lambda error: events.append(str(error)))
-            page.on("console", lambda message: events.append(message.text))
+            page.on("console", lambda message: message.type == "error" and events.append(message.text))
             page.on("dialog", lambda dialog: (events.append("dialog"), dialog.dismiss()))
             page.goto(path.as_uri())
             page.wait_for_timeout(300)

@@ -3,15 +3,20 @@
 import time
 
 import pytest
-from test_shipment import ship
+from test_courier import until
+from test_shipment import root, ship, tables
 from written_runs import WrittenRun
 
 from daypoint import pictures, plots, store
 
+__all__ = ["root", "tables"]
+# MLflow's use of SQLAlchemy, not ours.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
 
 @pytest.fixture
-def run(tmp_path):
-    run = WrittenRun(tmp_path)
+def run(root):
+    run = WrittenRun(root)
     for step in range(20):
         run.log(loss=1 / (1 + step))
     run.end()
@@ -27,10 +32,12 @@ def draw(run):
 
 
 def artifact(run, sent):
-    (found,) = (run.directory.parents[2] / "mlruns" / "artifacts").glob(
-        f"*/{sent.info.run_id}/artifacts/curves.png"
-    )
+    (found,) = artifact_root(run).glob(f"*/{sent.info.run_id}/artifacts/curves.png")
     return found
+
+
+def artifact_root(run):
+    return run.directory.parents[2] / "mlruns" / "artifacts"
 
 
 def test_the_learning_curves_are_an_artifact(run):
@@ -45,10 +52,6 @@ def test_a_picture_that_is_there_is_not_drawn_again(run):
     artifact(run, sent).unlink()
     draw(run)
     assert not list(artifact_root(run).rglob("curves.png"))
-
-
-def artifact_root(run):
-    return run.directory.parents[2] / "mlruns" / "artifacts"
 
 
 def test_a_run_that_went_on_gets_a_new_picture(run):
@@ -70,19 +73,12 @@ def test_a_picture_that_cannot_be_drawn_is_said_in_a_tag_and_not_tried_again(run
     assert draw(run)[1] is None
 
 
-def test_an_empty_run_has_a_picture_too(tmp_path):
-    run = WrittenRun(tmp_path)
+def test_an_empty_run_has_a_picture_too(root):
+    run = WrittenRun(root)
     run.end()
     sent, complaint = draw(run)
     assert complaint is None
     assert artifact(run, sent).exists()
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.slow
