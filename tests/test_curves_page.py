@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_plots import load, million, written
 
-from daypoint import curves_page, plots
+from daypoint import curves, curves_page, plots, thinning
 
 EVIL = "</script><script>alert(1)</script><!-- __DATA__ & \"'\u2028 <img src=x onerror=alert(1)>"
 
@@ -77,8 +77,6 @@ def test_names_from_a_run_are_data_and_never_markup(tmp_path):
     run = written(tmp_path, name=EVIL)
     run.log(**{EVIL: 1.0})
     run.record["attempts"][0]["overrides"] = [f"a={EVIL}"]
-    from daypoint import curves
-
     loaded = curves.load(run.files, run.record, address=EVIL, status="FINISHED", metrics=[EVIL])
     honest = Page(write(tmp_path, [load(written(tmp_path, [1.0]))]))
     page = Page(write(tmp_path, [loaded, loaded], [EVIL]))
@@ -203,14 +201,12 @@ def test_in_a_browser_an_evil_name_does_nothing(tmp_path, opened):
 
 @pytest.mark.browser
 def test_in_a_browser_smoothing_of_a_thinned_curve_is_that_of_all_its_points(tmp_path, opened):
-    from daypoint import curves
-
     run = million(tmp_path, 314_159)
     page, events = opened(write(tmp_path, [run], smoothing=0.9999))
     steps, values = (
         np.array(page.evaluate(f"Array.from(smoothed(data.runs[0].curves.loss).{name})"))
         for name in ("steps", "values")
     )
-    exact = curves.smooth(run.curves["loss"].values, 0.9999)[steps.astype(int)]
+    exact = thinning.smooth(run.curves["loss"].values, 0.9999)[steps.astype(int)]
     assert np.abs(values - exact).max() < 0.01
     assert events == []

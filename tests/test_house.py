@@ -28,6 +28,7 @@ ROOMS = [
         "shapes",
         "tensorfile",
         "packing",
+        "thinning",
     ],
     ["journal", "spool", "provenance", "identity", "store", "record", "ending", "replay", "optimization"],
     [

@@ -374,6 +374,10 @@ class Delivery:
         for (uri, directory), experiment_id in self._sweeps.items():
             try:
                 parent.update(self._clients[uri], experiment_id, directory)
+                if self._deadline is None and (
+                    complaint := parent.draw(self._clients[uri], experiment_id, directory)
+                ):
+                    _append(directory / "courier.log", complaint)
             except Exception as error:  # `daypoint sync` does it again
                 _append(directory / "courier.log", one_line(error))
 

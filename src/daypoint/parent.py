@@ -63,8 +63,7 @@ def _find_or_create(
 
 
 def update(client: MlflowClient, experiment_id: str, directory: Path) -> None:
-    """Bring the parent up to date with the manifest: counts, the best job, and the status when the sweep is over,
-    together with a picture of it.
+    """Bring the parent up to date with the manifest: counts, the best job, and the status when the sweep is over.
 
     Raises:
         MlflowException: it did not arrive.
@@ -100,8 +99,23 @@ def update(client: MlflowClient, experiment_id: str, directory: Path) -> None:
         )
     if changed:
         client.log_batch(run_id, tags=changed, synchronous=True)
-    if status != "RUNNING":
-        pictures.draw_sweep(client, run_id, manifest, f"{len(ended)} jobs", told)
+
+
+def draw(client: MlflowClient, experiment_id: str, directory: Path) -> str | None:
+    """Give the parent of a sweep that is over its picture, unless it has it. Apart from `update`, for which trainers wait.
+
+    Returns:
+        Why it could not be drawn, in words; None if it is there, or the sweep goes on.
+
+    Raises:
+        MlflowException: it did not arrive.
+    """
+    manifest = sweep.read(directory)
+    if sweep.status_of(manifest) == "RUNNING":
+        return None
+    run = _find_or_create(client, experiment_id, directory, manifest)
+    shows = f"{sum(bool(job.get('ended')) for _, job in sweep.jobs_of(manifest))} jobs"
+    return pictures.draw_sweep(client, run.info.run_id, manifest, shows, run.data.tags)
 
 
 def _first_tags(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]:

