@@ -96,6 +96,19 @@ def test_what_a_logarithm_cannot_show_is_counted(tmp_path):
     assert "no value can be shown" in draw(tmp_path, [-1.0, -2.0], log=True)
 
 
+def test_an_average_counts_what_a_logarithm_cannot_show(tmp_path, monkeypatch):
+    lines = {}
+    line = plots._Panel._line
+
+    def keep(self, label, x, y, style):
+        lines[label] = y
+        line(self, label, x, y, style)
+
+    monkeypatch.setattr(plots._Panel, "_line", keep)
+    draw(tmp_path, [1.0, 0.0], log=True, smoothing=0.5)
+    assert lines["moving average, weight 0.5"].tolist() == pytest.approx([1.0, 1 / 3])
+
+
 @pytest.mark.parametrize("status", ["KILLED", "RUNNING"])
 def test_a_run_that_is_not_finished_says_so(tmp_path, status):
     word = {"KILLED": "(killed)", "RUNNING": "(running)"}[status]

@@ -103,6 +103,7 @@ class _Panel:
         self._log = log
         self._smoothing = smoothing
         self._crowd = runs > 1
+        self._band_alpha = 0.16 if runs == 1 else min(0.07, 0.3 / runs)
         self._legend = legend
         self._lost: dict[str, int] = {}
         self._marks: list[tuple[np.ndarray, float, str]] = []
@@ -125,7 +126,7 @@ class _Panel:
                 light |= {"linewidth": 1.0, "alpha": 0.85}
             self._line("every batch", curve.steps, y, light)
             self._epochs(curve, strong)
-            self._average(curve, y, strong)
+            self._average(curve, strong)
         else:
             self._line("once an epoch", curve.steps, y, {**strong, **_dots(len(y))})
         for step in run.resumed_at:
@@ -168,7 +169,7 @@ class _Panel:
             np.column_stack([low, low, gap]).ravel(),
             np.column_stack([high, high, gap]).ravel(),
             color=style["color"],
-            alpha=0.07 if self._crowd else 0.16,
+            alpha=self._band_alpha,
             linewidth=0,
             zorder=1.0,
         )
@@ -176,12 +177,12 @@ class _Panel:
         self._legend.setdefault(label, _grey(band) if self._crowd else band)
         self._line("mean of the epoch", epochs["last"], mean, {**style, **_dots(len(mean))})
 
-    def _average(self, curve: Curve, y: np.ndarray, style: dict[str, Any]) -> None:
+    def _average(self, curve: Curve, style: dict[str, Any]) -> None:
         if self._smoothing is None:
             return
         color = style["color"] if self._crowd else "0.1"  # its own, where the colour does not say which run
         label = f"moving average, weight {self._smoothing:g}"
-        average = thinning.smooth(y, self._smoothing)
+        average = self._drawable(thinning.smooth(curve.values, self._smoothing))
         self._line(label, curve.steps, average, {**style, "color": color, "linewidth": 1.9, "zorder": 4.0})
 
     def _best(self, run: RunCurves, curve: Curve, color: str) -> None:
