@@ -8,6 +8,7 @@ from test_shipment import root, ship, tables
 from written_runs import WrittenRun
 
 from daypoint import pictures, plots, store
+from daypoint.courier import Courier, sync
 
 __all__ = ["root", "tables"]
 # MLflow's use of SQLAlchemy, not ours.
@@ -79,6 +80,32 @@ def test_an_empty_run_has_a_picture_too(root):
     sent, complaint = draw(run)
     assert complaint is None
     assert artifact(run, sent).exists()
+
+
+def test_sync_draws_what_is_missing_and_says_what_cannot_be_drawn(run, monkeypatch):
+    ship(run)
+    (sent,) = sync([run.directory]).runs
+    assert sent.outcome == "sent"
+    assert list(artifact_root(run).rglob("curves.png"))
+    monkeypatch.setattr(plots, "draw_curves", lambda *_, **__: 1 / 0)
+    run.resume(20)
+    run.end()
+    (sent,) = sync([run.directory]).runs
+    assert sent.outcome == "sent"
+    assert "curves.png cannot be drawn: ZeroDivisionError" in sent.text
+
+
+@pytest.mark.slow
+def test_a_courier_that_has_nothing_else_to_do_draws_while_its_trainer_lives(run):
+    courier = Courier.start()
+    try:
+        courier.add(run.directory)
+        assert courier.close_run(run.directory, 60.0).done
+        until(lambda: list(artifact_root(run).rglob("curves.png")))
+        assert courier.pid is not None
+    finally:
+        courier.shutdown(30.0)
+    assert not run.files.courier_log.exists()
 
 
 @pytest.mark.slow
