@@ -31,7 +31,7 @@ def test_a_run_is_named_after_its_time(outputs, capsys):
     assert (code, out) == (0, f"curves_{run.parent.name}-{run.name[:6]}.png\n")
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "html"])
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
 def test_the_ending_says_what_is_written(outputs, here, capsys, ending):
     code, out, err = run_cli(
         capsys,
@@ -51,7 +51,7 @@ def test_the_ending_says_what_is_written(outputs, here, capsys, ending):
     assert (
         (here / f"a.{ending}")
         .read_bytes()
-        .startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doc"}[ending])
+        .startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "html": b"<!doc"}[ending])
     )
 
 
@@ -76,6 +76,15 @@ def test_what_cannot_be_meant_is_a_wrong_command_line(outputs, capsys, arguments
     code, _, err = run_cli(capsys, "plot", "last", *arguments)
     assert code == 2
     assert "expected" in err or "there is no directory" in err
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.html"])
+def test_a_file_that_cannot_be_written_is_one_message(outputs, here, capsys, name):
+    (here / name).mkdir()
+    code, _, err = run_cli(capsys, "plot", "last", "-o", name)
+    assert code == 1
+    assert err.startswith("error: ")
+    assert "say with -o where the picture can be written" in err
 
 
 def test_too_many_runs_are_refused_with_a_way_to_name_fewer(outputs, capsys, monkeypatch):

@@ -193,5 +193,5 @@ def test_no_time_and_no_version_is_in_a_picture(tmp_path):
 
 
 def test_another_ending_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"ends in \.png or \.svg, found '\.gif'"):
+    with pytest.raises(ConfigError, match=r"ends in \.png, \.svg, \.pdf, found '\.gif'"):
         plots.draw_curves([load(written(tmp_path))], ["loss"], tmp_path / "a.gif")

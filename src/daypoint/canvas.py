@@ -1,4 +1,4 @@
-"""What all pictures share: a figure that becomes a PNG or SVG file, its legend, its letters.
+"""What all pictures share: a figure that becomes a PNG, SVG or PDF file, its legend, its letters.
 
 The same picture gives the same bytes: no time and no version goes into the file. matplotlib is imported
 inside the functions, never opens a window, and its settings are those that it came with, whatever the user's
@@ -19,7 +19,12 @@ from daypoint.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")
+_METADATA = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+}
+FORMATS = tuple(_METADATA)
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 """Colours that are told apart with any kind of colour vision, by M. Okabe and K. Ito."""
 
@@ -45,7 +50,7 @@ def figure_at(path: Path, height_inches: float) -> Iterator[Figure]:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise ConfigError(
-            f"{path}: expected a file that ends in .{' or .'.join(FORMATS)}, found {path.suffix!r}"
+            f"{path}: expected a file that ends in .{', .'.join(FORMATS)}, found {path.suffix!r}"
         )
     try:
         import matplotlib
@@ -58,7 +63,7 @@ def figure_at(path: Path, height_inches: float) -> Iterator[Figure]:
         matplotlib.rcParams.update(_SETTINGS)
         figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=_DPI, layout="constrained")
         yield figure
-        figure.savefig(path, format=kind, metadata={"png": {"Software": None}, "svg": {"Date": None}}[kind])
+        figure.savefig(path, format=kind, metadata=_METADATA[kind])
 
 
 def legend(figure: Figure, entries: Mapping[str, Any]) -> None:

@@ -388,7 +388,9 @@ def plot(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="A file that ends in .png, .svg or .html; by default curves_….png here."
+            "-o",
+            "--output",
+            help="A file that ends in .png, .svg, .pdf or .html; by default curves_….png here.",
         ),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="Logarithmic values.")] = False,
@@ -410,19 +412,28 @@ def plot(
     \b
     Example: daypoint plot today -m loss -o curves.html
     """
+    from daypoint.errors import DaypointError
+
     where = _outputs(outputs)
     if smooth is not None and not 0 <= smooth < 1:
         raise typer.BadParameter(
             f"--smooth: expected a weight from 0 to below 1, such as 0.9, found {smooth:g}"
         )
-    if output is not None and output.suffix.lower() not in (".png", ".svg", ".html"):
-        raise typer.BadParameter(f"-o {output}: expected a file that ends in .png, .svg or .html")
+    if output is not None and output.suffix.lower() not in (".png", ".svg", ".pdf", ".html"):
+        raise typer.BadParameter(f"-o {output}: expected a file that ends in .png, .svg, .pdf or .html")
     if output is not None and not output.absolute().parent.is_dir():
         raise typer.BadParameter(f"-o {output}: there is no directory {output.absolute().parent}")
-    if values:
-        path = _plot_sweep(addresses, output, where)
-    else:
-        path = _plot_curves(addresses, metric or [], output, where, log, smooth)
+    try:
+        if values:
+            path = _plot_sweep(addresses, output, where)
+        else:
+            path = _plot_curves(addresses, metric or [], output, where, log, smooth)
+    except OSError as error:
+        if isinstance(error, DaypointError):
+            raise
+        raise DaypointError(
+            f"{error.filename or output or Path.cwd()}: {error.strerror}; say with -o where the picture can be written"
+        ) from error
     print(path)
     if open_it:
         typer.launch(str(path.absolute()))

@@ -1,4 +1,4 @@
-"""Pictures of learning curves, as PNG or SVG files.
+"""Pictures of learning curves, as PNG, SVG or PDF files.
 
 A curve is drawn with as many points as the picture has pixel columns (`daypoint.thinning`), so a million cost
 hardly more than a thousand, and no spike is lost. This module reads no run directories and knows no MLflow.
@@ -46,7 +46,7 @@ def draw_curves(
     Args:
         runs: one to `MOST_RUNS`.
         metrics: at least one; a run that does not have one has no curve in its panel.
-        path: a file that ends in .png or .svg; replaced.
+        path: a file that ends in .png, .svg or .pdf; replaced.
         log: logarithmic values; those that are not positive are left out, and counted.
         smoothing: weight of an exponential moving average (`daypoint.thinning.smooth`), at least 0 and below 1.
 

@@ -52,7 +52,7 @@ def draw_sweep(manifest: Mapping[str, Any], path: Path) -> None:
 
     Args:
         manifest: the content of sweep.json.
-        path: a file that ends in .png or .svg; replaced.
+        path: a file that ends in .png, .svg or .pdf; replaced.
 
     Raises:
         ConfigError: another ending, or matplotlib is not installed.
