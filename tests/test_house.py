@@ -30,6 +30,7 @@ ROOMS = [
         "shapes",
         "tensorfile",
         "packing",
+        "thinning",
     ],
     [
         "journal",
@@ -52,6 +53,12 @@ ROOMS = [
         "checkpoint",
         "rebuild",
         "fold",
+        "curves",
+        "canvas",
+        "plots",
+        "sweep_plot",
+        "curves_page",
+        "pictures",
         "note",
         "parent",
         "shipment",
@@ -89,7 +96,6 @@ ROOMS = [
         "showing",
         "watching",
         "trend_plot",
-        "plots",
         "causes",
         "equality",
         "script",
@@ -118,6 +124,7 @@ FENCES = {
         "shapes",
     },
     "hydra": {"hydra_sweep", "hydra_app"},
+    "matplotlib": {"canvas", "plots", "sweep_plot"},
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -326,6 +327,31 @@ def as_path(address: str) -> Path | None:
     except (OSError, RuntimeError, ValueError):
         return None
     return path
+
+
+def address_in_day(directory: Path, day: str) -> str:
+    """`address_of` for who knows the run's day tag, but not where the outputs are."""
+    for above in directory.parents:
+        if above.name == day:
+            return address_of(directory, above.parent)
+    return str(directory)
+
+
+def picture_name(kind: str, addresses: Sequence[str]) -> str:
+    """What a picture of these runs is called: `curves_20260328-141502.png`, of several `curves_20260328.png`, of several
+    days `curves_20260328-20260330.png`.
+
+    Args:
+        kind: `curves` or `sweep`.
+        addresses: at least one.
+    """
+    if len(addresses) == 1:
+        parts = addresses[0].split("/")[-3:]
+        day, *rest = parts if DAY.fullmatch(parts[0]) else parts[-2:]
+        times = [_RUN.sub(lambda match: match[0][:6], part.removeprefix("sweep-")) for part in rest]
+        return f"{kind}_{'-'.join([day, *times])}.png"
+    days = sorted({next((part for part in a.split("/") if DAY.fullmatch(part)), "runs") for a in addresses})
+    return f"{kind}_{'-'.join(dict.fromkeys([days[0], days[-1]]))}.png"
 
 
 def matching(address: str, outputs: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint import day, identity, parent, store
+from daypoint import day, identity, parent, pictures, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of, is_abandoned
 from daypoint.errors import DaypointError, RunError
@@ -103,16 +103,21 @@ class Delivery:
         self._packager = Packager(lambda directory, text: _append(RunFiles(directory, "").courier_log, text))
         self._sweeps: dict[tuple[str, Path], str] = {}
         """Sweeps whose jobs went to a store, and to which experiment."""
+        self._undrawn: list[tuple[str, str, Path]] = []
+        """Runs that are there but for their picture, as (store, run id, directory)."""
+        self._idle_rounds = 0
 
     def run(self) -> None:
         """Until everything is delivered and the trainer is gone, or there is no point in going on."""
         while True:
-            busy = self._round()
+            busy = self._round() or self._draw_when_idle()
             self._listen(0.0 if busy else ROUND_SECONDS)
             if not self._hung_up() and self._trainer_is_dead():
                 self._hang_up()
             if self._is_over(busy):
                 self._close_sweeps()
+                while self._undrawn and self._deadline is None:  # after SIGTERM `daypoint sync` draws them
+                    self._draw_one()
                 return
 
     def hurry(self, *_: object) -> None:
@@ -280,6 +285,27 @@ class Delivery:
         asked = (record["config"].get("tracking") or {}).get("package")
         if parcel.ours and asked is True and shipment.status == "FINISHED":
             self._packager.take(parcel.directory, record, parcel.uri)
+        self._undrawn.append((parcel.uri, shipment.run_id, parcel.directory))
+
+    def _draw_when_idle(self) -> bool:
+        """Draw one run that is over, if none goes on and none has begun lately. True: there may be more.
+
+        So the jobs of a sweep follow one another without waiting for a picture.
+        """
+        self._idle_rounds = 0 if self._parcels else self._idle_rounds + 1
+        if self._idle_rounds < 3 or self._hung_up() or not self._undrawn:
+            return False
+        self._draw_one()
+        return True
+
+    def _draw_one(self) -> None:
+        uri, run_id, directory = self._undrawn.pop(0)
+        try:
+            complaint = pictures.draw_run(self._clients[uri], run_id, directory)
+        except Exception as error:  # MLflow did not take it; `daypoint sync` draws it again
+            complaint = f"curves.png: {one_line(error)}"
+        if complaint is not None:
+            _append(RunFiles(directory, "").courier_log, complaint)
 
     def _fail(self, parcel: Parcel, error: Exception) -> None:
         if parcel.shipment is not None:
@@ -355,6 +381,10 @@ class Delivery:
         for (uri, directory), experiment_id in self._sweeps.items():
             try:
                 parent.update(self._clients[uri], experiment_id, directory)
+                if self._deadline is None and (
+                    complaint := parent.draw(self._clients[uri], experiment_id, directory)
+                ):
+                    _append(directory / "courier.log", complaint)
             except Exception as error:  # `daypoint sync` does it again
                 _append(directory / "courier.log", one_line(error))
 

@@ -257,17 +257,26 @@ def parse(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is not a whole record; says in what way.
     """
-    body, tail = line[:-_TAIL], line[-_TAIL:]
-    if not (tail.startswith(b',"crc":"') and tail.endswith(b'"}')):
-        raise ValueError("no checksum at the end of the line; it was cut or overwritten")
-    if tail[8:16] != b"%08x" % zlib.crc32(body):
-        raise ValueError("the checksum does not match; the line was changed")
-    event = orjson.loads(body + b"}")
+    event = parse_encoded(line)
     if "metrics" in event:
         event["metrics"] = decode_metrics(event["metrics"])
     if "stats" in event:
         event["stats"] = {name: decode_metrics(of) for name, of in event["stats"].items()}
     return event
+
+
+def parse_encoded(line: bytes) -> dict[str, Any]:
+    """`parse` in half the time, with the values as they are in the file (`daypoint.files.decode_number`).
+
+    Raises:
+        ValueError: it is not a whole record; says in what way.
+    """
+    body, tail = line[:-_TAIL], line[-_TAIL:]
+    if not (tail.startswith(b',"crc":"') and tail.endswith(b'"}')):
+        raise ValueError("no checksum at the end of the line; it was cut or overwritten")
+    if tail[8:16] != b"%08x" % zlib.crc32(body):
+        raise ValueError("the checksum does not match; the line was changed")
+    return orjson.loads(body + b"}")
 
 
 def is_being_written(path: Path) -> bool:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint import day, keys, sweep
+from daypoint import day, keys, pictures, sweep
 from daypoint.errors import DaypointError
 
 if TYPE_CHECKING:
@@ -99,6 +99,23 @@ def update(client: MlflowClient, experiment_id: str, directory: Path) -> None:
         )
     if changed:
         client.log_batch(run_id, tags=changed, synchronous=True)
+
+
+def draw(client: MlflowClient, experiment_id: str, directory: Path) -> str | None:
+    """Give the parent of a sweep that is over its picture, unless it has it. Apart from `update`, for which trainers wait.
+
+    Returns:
+        Why it could not be drawn, in words; None if it is there, or the sweep goes on.
+
+    Raises:
+        MlflowException: it did not arrive.
+    """
+    manifest = sweep.read(directory)
+    if sweep.status_of(manifest) == "RUNNING":
+        return None
+    run = _find_or_create(client, experiment_id, directory, manifest)
+    shows = f"{sum(bool(job.get('ended')) for _, job in sweep.jobs_of(manifest))} jobs"
+    return pictures.draw_sweep(client, run.info.run_id, manifest, shows, run.data.tags)
 
 
 def _first_tags(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]:

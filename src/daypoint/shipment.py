@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daypoint import day, identity, journal, keys, note, parent, store
+from daypoint import day, identity, journal, keys, note, parent, pictures, store
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of
 from daypoint.errors import RunError, StoreError
@@ -197,10 +197,7 @@ class Shipment:
         return number
 
     def _address(self) -> str:
-        for above in self.directory.parents:
-            if above.name == self._record["day"]:
-                return day.address_of(self.directory, above.parent)
-        return str(self.directory)
+        return day.address_in_day(self.directory, self._record["day"])
 
     def _first_tags(self) -> dict[str, str]:
         """The tags that a run is created with. They are not written again: people edit the note."""
@@ -319,6 +316,21 @@ class Shipment:
         self._send_tags()
         self.update_parent()
         return True
+
+    def draw(self) -> str | None:
+        """The pictures of a finished run, and of its sweep if that is over, unless they are there.
+
+        Returns:
+            Why one could not be drawn, in words.
+
+        Raises:
+            MlflowException: one did not arrive.
+        """
+        tags = {pictures.TAG: self._tags.get(pictures.TAG)}
+        complaint = pictures.draw_run(self._client, self.run_id, self.directory, tags)
+        if self._sweep is not None and day.sweep_file(self._sweep).is_file():
+            complaint = parent.draw(self._client, self.experiment_id, self._sweep) or complaint
+        return complaint
 
     def update_parent(self) -> None:
         """Bring the parent run of the sweep, if this is one of its jobs, up to date."""

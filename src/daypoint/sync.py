@@ -135,6 +135,8 @@ def _send(
             pass
         ended = shipment.finish()
         text = f"{shipment.status}, {shipment.points} points sent now, {shipment.url}"
+        if ended and (complaint := shipment.draw()):
+            text += f"; {complaint}"
         if shipment.damage:
             text += f"; the journal is damaged ({shipment.damage}), the rest is sent"
         outcome, model = "sent" if ended else "live", None

@@ -1,0 +1,78 @@
+"""The picture of a sweep."""
+
+import itertools
+
+import pytest
+from test_plots import words
+
+from daypoint import sweep_plot
+
+
+def manifest(space, value=lambda *texts: 0.5, **facts):
+    """A finished grid over `space`; `value` is given the texts of a job."""
+    jobs = {}
+    for number, texts in enumerate(itertools.product(*space.values())):
+        overrides = [f"{key}={text}" for key, text in zip(space, texts, strict=True)]
+        job = {"overrides": overrides, "status": "FINISHED", "value": value(*texts), "metric": "val/accuracy"}
+        jobs[str(number)] = {**job, "mode": "max", **facts.get(str(number), {})}
+    return {
+        "format": "daypoint/sweep/1", "uid": "ab", "started": "2026-03-28T14:15:00+00:00", "started_ms": 1,
+        "host": "elsewhere", "pid": 1, "status": "FINISHED", "ended": None, "overrides": [], "space": space,
+        "jobs": jobs,
+    }  # fmt: skip
+
+
+def draw(tmp_path, *arguments, **options):
+    sweep_plot.draw_sweep(manifest(*arguments, **options), tmp_path / "a.png")
+    sweep_plot.draw_sweep(manifest(*arguments, **options), tmp_path / "a.svg")
+    return words(tmp_path / "a.svg")
+
+
+def test_each_hyperparameter_has_a_panel_with_its_values(tmp_path):
+    said = draw(tmp_path, {"optimizer.lr": ["0.1", "0.001"], "model": ["mlp", "cnn"]})
+    for text in (
+        "optimizer.lr",
+        "model",
+        "0.1",
+        "0.001",
+        "mlp",
+        "cnn",
+        "val/accuracy (max is best)",
+        "one job",
+    ):
+        assert text in said
+
+
+def test_jobs_that_differ_in_a_seed_are_also_a_mean_and_a_deviation(tmp_path):
+    said = draw(tmp_path, {"lr": ["1", "2"], "seed": ["1", "2"]}, lambda lr, seed: float(lr) * float(seed))
+    assert "mean ± standard deviation over seeds" in said
+    assert "seed" not in said
+    assert "best: job 3, 4" in said
+
+
+def test_a_sweep_of_seeds_alone_shows_their_spread(tmp_path):
+    assert "over 2 seeds: 1.5 ± 0.71" in draw(tmp_path, {"trainer.seed": ["1", "2"]}, float)
+
+
+def test_jobs_without_a_value_are_counted(tmp_path):
+    facts = {"0": {"status": "FAILED", "value": None}, "1": {"value": float("nan")}}
+    assert "no value: 1 failed, 1 not finite" in draw(tmp_path, {"lr": ["1", "2", "3"]}, float, **facts)
+
+
+def test_values_that_span_decades_lie_on_a_logarithmic_axis():
+    assert sweep_plot._axis("lr", ["0.1", "0.001"]).is_log
+    assert not sweep_plot._axis("width", ["16", "64"]).is_log
+    assert not sweep_plot._axis("dropout", ["0", "0.5"]).is_log
+    assert not sweep_plot._axis("model", ["mlp", "1"]).is_number
+
+
+@pytest.mark.parametrize(
+    "space", [{}, {"lr": ["1"]}, {f"k{i}": ["1", "2"] for i in range(4)}, {"$x": ["_a", "<b>", "nan"]}]
+)
+def test_any_sweep_can_be_drawn(tmp_path, space):
+    draw(tmp_path, space)
+
+
+def test_a_sweep_without_jobs_says_so(tmp_path):
+    sweep_plot.draw_sweep({**manifest({}), "jobs": {}}, tmp_path / "a.svg")
+    assert "no values yet" in words(tmp_path / "a.svg")
