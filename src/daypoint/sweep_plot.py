@@ -188,7 +188,8 @@ def _spread(axis: _Axis, groups: Mapping[Any, list[_Job]]) -> list[float]:
     found = []
     for text in at:
         rank = seen[text] = seen.get(text, -1) + 1
-        x = places[text] + 0.5 * gap * ((rank + 0.5) / at.count(text) - 0.5)
+        # Less on an axis of numbers, where a place means something.
+        x = places[text] + (0.1 if axis.is_number else 0.5) * gap * ((rank + 0.5) / at.count(text) - 0.5)
         found.append(math.exp(x) if axis.is_log else x)
     return found
 
