@@ -8,7 +8,8 @@ from test_shipment import root, ship, tables
 from written_runs import WrittenRun
 
 from daypoint import pictures, plots, store
-from daypoint.courier import Courier, sync
+from daypoint.courier import Courier
+from daypoint.sync import sync
 
 __all__ = ["root", "tables"]
 # MLflow's use of SQLAlchemy, not ours.

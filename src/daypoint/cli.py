@@ -187,7 +187,8 @@ def sync(
     \b
     Example: daypoint sync today
     """
-    from daypoint import catalog, courier, day, store
+    from daypoint import catalog, day, store
+    from daypoint import sync as sending
 
     where = _outputs(outputs)
     if rebuild and addresses:
@@ -205,13 +206,13 @@ def sync(
     if rebuild:
         runs, _ = catalog.list_runs(where)
         directories = [
-            run.directory for run in runs if courier.store_of(run.directory, run.record)[0] == target
+            run.directory for run in runs if sending.store_of(run.directory, run.record)[0] == target
         ]
     elif all_runs:
         directories = day.run_directories(where)
     else:
         directories = [run.directory for address in addresses or () for run in catalog.find(address, where)]
-    report = courier.sync(directories, uri=store.tracking_uri(uri, root) if uri else None)
+    report = sending.sync(directories, uri=store.tracking_uri(uri, root) if uri else None)
     for line in report.lines:
         print(line)
     if not report.ok:

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daypoint.fold import CHUNK_BYTES
-from daypoint.sync import Report, store_of, sync
 
-__all__ = ["Courier", "Outcome", "Report", "store_of", "sync"]
+__all__ = ["Courier", "Outcome"]
 
 RESTARTS = 3
 """How often a courier that died is replaced."""
