@@ -177,6 +177,7 @@ class Reader:
     def __init__(self, project, tmp_path):
         self.project = project
         self.session = None
+        self.names = {}
         tools = tmp_path / "tools"
         tools.mkdir()
         for name, command in (("python", ""), ("daypoint", "-m daypoint"), ("mlflow", "-m mlflow")):
@@ -212,7 +213,7 @@ class Reader:
         elif block.kind == "python":
             self._python(self.today(block.text))
         else:
-            doctests(block)
+            self._doctests(block)
 
     def _bash(self, text, fails):
         for command in re.split(r"(?<!\\)\n", text.strip()):
@@ -247,23 +248,19 @@ class Reader:
                 return
         raise AssertionError(f"{text}\nthe session ended")
 
+    def _doctests(self, block):
+        test = doctest.DocTestParser().get_doctest(block.text, self.names, "page", None, block.line)
+        told = []
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        runner.run(test, out=told.append, clear_globs=False)
+        self.names = test.globs
+        assert not runner.failures, "".join(told)
+
     def close(self):
         if self.session is not None:
             self.session.stdin.close()
             self.session.wait(60)
             self.session.stdout.close()
-
-
-def doctests(block):
-    import torch
-
-    names = {"daypoint": daypoint, "torch": torch}
-    test = doctest.DocTestParser().get_doctest(block.text, names, f"line {block.line}", None, block.line)
-    told = []
-    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    runner = doctest.DocTestRunner(optionflags=options)
-    runner.run(test, out=told.append)
-    assert not runner.failures, "".join(told)
 
 
 @pytest.fixture
@@ -371,11 +368,24 @@ def groups_table():
 
 
 def command_text(name):
-    """What `daypoint NAME --help` says, eighty columns wide."""
+    """A command's help, examples, arguments and options; not as --help lays it out, which differs between versions of typer."""
     command = COMMANDS.commands[name]
-    context = command.make_context(f"daypoint {name}", [], resilient_parsing=True)
-    context.info_name, context.terminal_width, context.max_content_width = f"daypoint {name}", 100, 100
-    return f"```text\n{command.get_help(context).rstrip()}\n```"
+    told, _, examples = inspect.cleandoc(command.help).partition("\b\n")
+    examples = "\n".join(line.strip().removeprefix("Example: ") for line in examples.strip().splitlines())
+    lines = [f"{told.strip()}\n", f"```text\n{examples}\n```\n", "| | |", "|---|---|"]
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        if parameter.param_type_name == "argument":
+            shown = (parameter.metavar or parameter.name.upper()).strip("[]")
+            shown = shown + ("…" if parameter.nargs == -1 else "")
+            shown = shown if parameter.required else f"[{shown}]"
+        else:
+            value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+            shown = ", ".join(parameter.opts) + value
+        told = parameter.help + (f" ${parameter.envvar} says so too." if parameter.envvar else "")
+        lines.append(f"| `{shown}` | {told.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
 
 
 def signature_text(name, value):
@@ -387,7 +397,9 @@ def signature_text(name, value):
     signature = re.sub(r"'([^']*)'", r"\1", str(inspect.signature(called))) if callable(called) else ""
     if inspect.isclass(value):
         signature = ""
-    return f"{name}{signature}\n{textwrap.indent(told, '    ')}".rstrip()
+    first = f"{name}{signature.replace('(self, ', '(').replace('(self)', '()')}"
+    first = "\n".join(textwrap.wrap(first, 110, subsequent_indent=" " * 8, break_long_words=False))
+    return f"{first}\n{textwrap.indent(told, '    ')}".rstrip()
 
 
 def api_text(name):
@@ -427,14 +439,14 @@ GENERATED = {
 
 
 def generated_part(text, key):
-    return re.search(rf"(?<=<!-- generated: {re.escape(key)} -->\n).*?(?=\n<!-- end -->)", text, re.S)
+    return re.search(rf"(?<=<!-- generated: {re.escape(key)} -->\n).*?(?=<!-- end -->)", text, re.S)
 
 
 @pytest.mark.parametrize(("page", "key"), GENERATED, ids=lambda part: part)
 def test_the_reference_says_what_the_code_says(page, key):
     found = generated_part((DOCS / "reference" / page).read_text(encoding="utf-8"), key)
     assert found is not None, f"no <!-- generated: {key} --> in {page}"
-    assert found[0] == GENERATED[page, key](), "bring it up to date with: python tests/test_docs.py"
+    assert found[0].strip("\n") == GENERATED[page, key](), "bring it up to date with: python tests/test_docs.py"
 
 
 def write_reference():
@@ -444,7 +456,7 @@ def write_reference():
         found = generated_part(text, key)
         if found is None:
             raise SystemExit(f"{path.name}: no <!-- generated: {key} --> … <!-- end -->")
-        path.write_text(text[: found.start()] + GENERATED[page, key]() + text[found.end() :], encoding="utf-8")
+        path.write_text(text[: found.start()] + GENERATED[page, key]() + "\n" + text[found.end() :], encoding="utf-8")
 
 
 if __name__ == "__main__":
