@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib
 import inspect
 import json
 import math
@@ -46,7 +45,8 @@ PAGES = [REPOSITORY / "README.md", *sorted(p for p in DOCS.rglob("*.md") if p.pa
 QUICK = {"scalars.md"}
 """Pages that are run in less than ten seconds."""
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>not run|fails): (?P<why>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?:^<!-- (?P<mark>not run|fails): (?P<why>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$",
+    re.M | re.S,
 )
 KINDS = ("bash", "python", "pycon", "yaml", "text")
 
@@ -275,7 +275,10 @@ def reader(project, tmp_path):
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=name_of(page), marks=() if page.name in QUICK else pytest.mark.slow) for page in RUN],
+    [
+        pytest.param(page, id=name_of(page), marks=() if page.name in QUICK else pytest.mark.slow)
+        for page in RUN
+    ],
 )
 def test_a_page_works_from_top_to_bottom(page, reader):
     for block in blocks(page):
@@ -313,7 +316,14 @@ def scalar_rows():
 def outcome(expression, x):
     import torch
 
-    names = {"x": x, "torch": torch, "daypoint": daypoint, "json": json, "math": math, "to_py": daypoint.to_py}
+    names = {
+        "x": x,
+        "torch": torch,
+        "daypoint": daypoint,
+        "json": json,
+        "math": math,
+        "to_py": daypoint.to_py,
+    }
     try:
         value = eval(expression, names)
     except ScalarError:
@@ -324,7 +334,9 @@ def outcome(expression, x):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("row", scalar_rows()[1] if (DOCS / "scalars.md").exists() else (), ids=lambda row: row[0])
+@pytest.mark.parametrize(
+    "row", scalar_rows()[1] if (DOCS / "scalars.md").exists() else (), ids=lambda row: row[0]
+)
 def test_a_row_of_the_cheat_sheet_is_what_happens(row):
     import numpy
     import torch
@@ -429,7 +441,10 @@ def facts_text():
 
 API = [name for name in daypoint.__all__ if not name.endswith("Error")]
 GENERATED = {
-    **{("config.md", name): lambda schema=schema: settings_table(schema) for name, schema in config.SCHEMAS.items()},
+    **{
+        ("config.md", name): lambda schema=schema: settings_table(schema)
+        for name, schema in config.SCHEMAS.items()
+    },
     ("config.md", "groups"): groups_table,
     ("cli.md", "facts"): facts_text,
     **{("cli.md", name): lambda name=name: command_text(name) for name in COMMANDS.commands},
@@ -446,7 +461,9 @@ def generated_part(text, key):
 def test_the_reference_says_what_the_code_says(page, key):
     found = generated_part((DOCS / "reference" / page).read_text(encoding="utf-8"), key)
     assert found is not None, f"no <!-- generated: {key} --> in {page}"
-    assert found[0].strip("\n") == GENERATED[page, key](), "bring it up to date with: python tests/test_docs.py"
+    assert found[0].strip("\n") == GENERATED[page, key](), (
+        "bring it up to date with: python tests/test_docs.py"
+    )
 
 
 def write_reference():
@@ -456,7 +473,9 @@ def write_reference():
         found = generated_part(text, key)
         if found is None:
             raise SystemExit(f"{path.name}: no <!-- generated: {key} --> … <!-- end -->")
-        path.write_text(text[: found.start()] + GENERATED[page, key]() + "\n" + text[found.end() :], encoding="utf-8")
+        path.write_text(
+            text[: found.start()] + GENERATED[page, key]() + "\n" + text[found.end() :], encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":
