@@ -209,16 +209,17 @@ class Reader:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
         elif block.kind == "bash":
-            self._bash(self.today(block.text), block.mark == "fails")
+            self._bash(block.text, block.mark == "fails")
         elif block.kind == "python":
             self._python(self.today(block.text))
         else:
             self._doctests(block)
 
     def _bash(self, text, fails):
-        for command in re.split(r"(?<!\\)\n", text.strip()):
+        for line in re.split(r"(?<!\\)\n", text.strip()):
+            command = self.today(line)
             done = subprocess.run(
-                ["bash", "-c", self.today(command)],
+                ["bash", "-c", command],
                 cwd=self.project.root,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
