@@ -42,7 +42,7 @@ from daypoint.errors import ScalarError
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(p for p in DOCS.rglob("*.md") if p.parent.name != "decisions")]
-QUICK = {"scalars.md"}
+QUICK = {"scalars.md", "config.md"}
 """Pages that are run in less than ten seconds."""
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>not run|fails): (?P<why>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$",
