@@ -81,7 +81,7 @@ def blocks(page):
 
 
 def name_of(page):
-    return page.relative_to(REPOSITORY).as_posix().removeprefix("docs/")
+    return page.relative_to(REPOSITORY).as_posix()
 
 
 RUN = [page for page in PAGES if any(block.is_run for block in blocks(page))]
