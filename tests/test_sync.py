@@ -49,7 +49,7 @@ def test_what_is_missing_is_sent_and_reported(root):
     assert report.ok
     assert all(arrived(run) for run in runs)
     assert report.lines[0].startswith(
-        f"{runs[0].directory}  sent: FINISHED, 3 points sent now, #/experiments/1/runs/"
+        f"{runs[0].directory}  sent: FINISHED, 3 points sent now, http://127.0.0.1:5000/#/experiments/1/runs/"
     )
     assert report.lines[-1] == "2 runs: 2 sent; 6 points sent now"
 

@@ -65,7 +65,7 @@ class Closing:
         if summary:
             rows.append(("error", summary.splitlines()[0][:300]))
         if latest:
-            rows.append(("metrics", "  ".join(f"{name} {number(value)}" for name, value in latest.items())))
+            rows.append(("last", "  ".join(f"{name} {number(value)}" for name, value in latest.items())))
         if best := shelf.best(self._files):
             rows.append(("best", str(best.relative_to(self._files.directory))))
         rows.append(("mlflow", self._deliver()))
@@ -84,7 +84,7 @@ class Closing:
             (f"daypoint show {self._called}", "epochs, checkpoints, hyperparameters"),
             (f"daypoint ls {self._record['day']}{self._outputs}", "the runs of this day"),
         ]
-        if self._courier is not None and self._has_checkpoint and not self._settings.package:
+        if self._courier is not None and self._can_be_packaged and not self._settings.package:
             commands.append((f"daypoint package {self._called}", "the best checkpoint, for MLflow to serve"))
         elif self._courier is not None:
             commands.append(("daypoint ui", "compare the days in MLflow"))
@@ -95,6 +95,12 @@ class Closing:
     @property
     def _has_checkpoint(self) -> bool:
         return shelf.latest(self._files, full=False).path is not None
+
+    @property
+    def _can_be_packaged(self) -> bool:
+        """Whether there is a checkpoint, and a config that a model can be built from."""
+        model = self._record["config"].get("model")
+        return isinstance(model, dict) and "_target_" in model and self._has_checkpoint
 
     # ------------------------------------------------------------ MLflow
 
@@ -159,7 +165,7 @@ def _wait_for_jobs() -> None:
     with contextlib.suppress(KeyboardInterrupt):  # the sweep is over; only the waiting is given up
         for job in jobs:
             missing -= job.is_delivered(max(0.0, deadline - time.monotonic()))
-    text = f"everything of {len(jobs)} jobs is there"
+    text = f"everything of {len(jobs)} jobs is there" if len(jobs) > 1 else "everything of one job is there"
     if missing:
         sweep = Path(jobs[-1]._record["sweep"]["directory"])
         text = f"{missing} of {len(jobs)} jobs are not there yet; send the rest with: daypoint sync {sweep.parent.name}/{sweep.name}"

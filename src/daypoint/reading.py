@@ -54,7 +54,7 @@ def ls(
 ) -> None:
     """List runs, the newest last: the hyperparameters that vary, the best and the last metrics. 50 of them, in files all.
 
-    A query asks for hyperparameters (optimizer.lr, or lr if that is clear), metrics (val/accuracy is the last value; best(…),
+    A query asks for hyperparameters (optimizer.lr, or its last word if nothing else is called that), metrics (val/accuracy is the last value; best(…),
     min(…), max(…), first(…)) and facts (status, day, model, steps, seconds, host, git.commit, tags.team, …) with = != < <= > >=
     ~ in, and, or, not. A run that has no such name matches neither a question nor its opposite.
 

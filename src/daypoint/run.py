@@ -59,6 +59,9 @@ class Terminated(SystemExit):
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(128 + number)
 
+    def __str__(self) -> str:
+        return f"a signal, {signal.Signals(self.code - 128).name}"
+
 
 class Run:
     """One training run. Made by `open_run`, not by hand.

@@ -134,7 +134,8 @@ def _send(
         while shipment.advance():
             pass
         ended = shipment.finish()
-        text = f"{shipment.status}, {shipment.points} points sent now, {shipment.url}"
+        page = shipment.url if shipment.url.startswith("http") else f"{store.UI_ADDRESS}/{shipment.url}"
+        text = f"{shipment.status}, {shipment.points} points sent now, {page}"
         if ended and (complaint := shipment.draw()):
             text += f"; {complaint}"
         if shipment.damage:
