@@ -20,6 +20,7 @@ from daypoint.config import Tracking
 from daypoint.console import RunConsole, number
 from daypoint.courier import Courier, Outcome
 from daypoint.day import RunFiles
+from daypoint.redaction import redact_text
 
 
 class Closing:
@@ -118,9 +119,10 @@ class Closing:
             return f"being sent in the background; if that fails: daypoint sync {self._called}"
         if outcome.done:
             page = outcome.url or ""
-            address = (
-                page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `daypoint ui` runs)"
-            )
+            ui = "daypoint ui"
+            if self._record["tracking_uri"] != store.tracking_uri(None, Path(self._record["root"])):
+                ui += f" --uri {redact_text(self._record['tracking_uri'])}"
+            address = page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `{ui}` runs)"
             return f"experiment {self._record['experiment']}, {address}"
         why = f" ({outcome.error})" if outcome.error else ""
         rows = (
