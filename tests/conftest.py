@@ -92,6 +92,26 @@ def make_project(root):
     return Project(root)
 
 
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+    """The bytes of an MLflow store without runs; making one takes a second."""
+    from daypoint import store
+
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    store.prepare(f"sqlite:///{path}")
+    return path.read_bytes()
+
+
+@pytest.fixture
+def root(tmp_path, tables):
+    """A project without train.py, with an empty store."""
+    root = tmp_path / "project"
+    (root / "mlruns").mkdir(parents=True)
+    (root / "pyproject.toml").touch()
+    (root / "mlruns" / "mlflow.db").write_bytes(tables)
+    return root
+
+
 @pytest.fixture
 def project(tmp_path):
     return make_project(tmp_path / "project")

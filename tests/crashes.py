@@ -57,6 +57,20 @@ def model_of(step: int, width: int = 8) -> torch.nn.Module:
     return model
 
 
+def put(files, step, *, attempt=1, metrics=None, record=RECORD, **more):
+    """A checkpoint of a tiny model."""
+    return checkpoint.save(
+        files,
+        step=step,
+        epoch=0,
+        record=record,
+        attempt=attempt,
+        model=model_of(step),
+        metrics=metrics or {},
+        **more,
+    )
+
+
 def save(files: RunFiles, step: int, width: int = 8, attempt: int = 1) -> Path:
     model = model_of(step, width)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)

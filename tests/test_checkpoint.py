@@ -27,20 +27,6 @@ def files(tmp_path):
     return make(tmp_path / "run")
 
 
-def put(files, step, *, attempt=1, metrics=None, record=RECORD, **more):
-    """A checkpoint of a tiny model."""
-    return checkpoint.save(
-        files,
-        step=step,
-        epoch=0,
-        record=record,
-        attempt=attempt,
-        model=model_of(step),
-        metrics=metrics or {},
-        **more,
-    )
-
-
 def crash(mode, directory, *more):
     """Run the victims; one report each."""
     # Python 3.12 warns of a fork beside threads; the victims only write files.

@@ -25,21 +25,6 @@ TRAINERS = Path(__file__).with_name("trainers.py")
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    store.prepare(f"sqlite:///{path}")
-    return path.read_bytes()
-
-
-@pytest.fixture
-def root(tmp_path, tables):
-    """A project with an empty store."""
-    (tmp_path / "mlruns").mkdir()
-    (tmp_path / "mlruns" / "mlflow.db").write_bytes(tables)
-    return tmp_path
-
-
-@pytest.fixture(scope="module")
 def courier(tables, tmp_path_factory):
     """A real courier process, shared by the tests: that one of them makes it complain must not hurt the others."""
     root = tmp_path_factory.mktemp("first")

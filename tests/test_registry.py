@@ -28,13 +28,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    store.prepare(f"sqlite:///{path}")
-    return path.read_bytes()
-
-
 @pytest.fixture
 def root(tmp_path, tables, monkeypatch):
     """A project to stand in, with an empty store."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crashes import RECORD, make, model_of, save
+from crashes import RECORD, make, model_of, put, save
 
 from daypoint import checkpoint, identity, shelf
 from daypoint.day import CheckpointFiles
@@ -23,20 +23,6 @@ DAY = RECORD["day"]
 @pytest.fixture
 def files(tmp_path):
     return make(tmp_path / "run")
-
-
-def put(files, step, *, attempt=1, metrics=None, record=RECORD, **more):
-    """A checkpoint of a tiny model."""
-    return checkpoint.save(
-        files,
-        step=step,
-        epoch=0,
-        record=record,
-        attempt=attempt,
-        model=model_of(step),
-        metrics=metrics or {},
-        **more,
-    )
 
 
 # ---------------------------------------------------------------- damage

@@ -13,21 +13,6 @@ from daypoint.shipment import BATCH_POINTS, DeletedRun, Shipment, Tags
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    store.prepare(f"sqlite:///{path}")
-    return path.read_bytes()
-
-
-@pytest.fixture
-def root(tmp_path, tables):
-    """A project with an empty store."""
-    (tmp_path / "mlruns").mkdir()
-    (tmp_path / "mlruns" / "mlflow.db").write_bytes(tables)
-    return tmp_path
-
-
 @pytest.fixture
 def run(root):
     written = WrittenRun(root)
@@ -296,7 +281,7 @@ def test_artifacts_lie_beside_the_store_whatever_the_working_directory(run, tmp_
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run.end()
-    assert ship(run).info.artifact_uri.startswith(f"{tmp_path}/mlruns/artifacts/digits/")
+    assert ship(run).info.artifact_uri.startswith(f"{tmp_path}/project/mlruns/artifacts/digits/")
     assert os.listdir(".") == []
 
 

@@ -14,23 +14,6 @@ from daypoint.sync import sync
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    store.prepare(f"sqlite:///{path}")
-    return path.read_bytes()
-
-
-@pytest.fixture
-def root(tmp_path, tables):
-    """A project with an empty store."""
-    root = tmp_path / "project"
-    (root / "mlruns").mkdir(parents=True)
-    (root / "pyproject.toml").touch()
-    (root / "mlruns" / "mlflow.db").write_bytes(tables)
-    return root
-
-
 def ended(root, points=3, **record):
     run = WrittenRun(root, **record)
     for step in range(points):
