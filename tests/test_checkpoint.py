@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crashes import RECORD, examine, make, model_of, save
+from crashes import RECORD, examine, make, model_of, put, save
 from safetensors.torch import load_file
 
 from daypoint import checkpoint, identity
