@@ -8,7 +8,7 @@ import torch
 from test_provenance import git
 
 import daypoint
-from daypoint import catalog, day, files
+from daypoint import catalog, cli, day, files
 from daypoint.verify import verify_run
 
 
@@ -143,3 +143,15 @@ def test_a_pointer_to_nothing_is_named(run):
         f"{run.files.pointer(name)}: it points to step000003, which is not there" for name in ("last", "best")
     ]
     assert verify_run(catalog.read(run.directory, run.directory.parent.parent)) == expected
+
+
+def test_a_damaged_record_does_not_keep_the_days_other_runs_from_being_verified(run, capsys):
+    outputs = run.directory.parent.parent
+    broken = shutil.copytree(run.directory, run.directory.with_name("000000-000000"))
+    (broken / "run.json").write_text("{")
+    with pytest.raises(SystemExit) as ended:
+        cli.app(["verify", run.record["day"], "--outputs", str(outputs)])
+    said = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert f"{run.address}  ok" in said
+    assert f"{broken / 'run.json'}: expected a run record" in said

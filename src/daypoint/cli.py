@@ -80,15 +80,19 @@ def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], output
     from daypoint import catalog
     from daypoint.verify import verified_bytes, verify_run
 
+    where, unreadable = _outputs(outputs), []
     wrong = 0
-    for run in catalog.find(address, _outputs(outputs)):
+    found = catalog.directories(address, where) or [run.directory for run in catalog.find(address, where)]
+    for run in catalog.each(found, where, unreadable):
         problems = verify_run(run)
         wrong += len(problems)
         size = f"{counted(len(run.checkpoints), 'checkpoint')}, {verified_bytes(run) / 1e6:.1f} MB"
         print(f"{run.address}  {counted(len(problems), 'problem') if problems else 'ok'}  ({size})")
         for problem in problems:
             print(f"  {problem}")
-    if wrong:
+    for complaint in unreadable:
+        print(complaint)
+    if wrong or unreadable:
         raise typer.Exit(1)
 
 
