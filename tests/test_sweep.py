@@ -127,6 +127,17 @@ def test_a_config_that_cannot_work_fails_its_job_only_in_one_line(project):
     assert len(project.runs()) == 1
 
 
+def test_a_job_that_is_resumed_by_itself_is_worth_what_it_came_to(project):
+    project.train(*QUICK, "optimizer.lr=0.1,0.01", "tracking=off")
+    before, directory = manifest_of(project)
+    address = f"{directory.parent.name}/{directory.name}/1"
+    project.train(f"resume={address}", "trainer.epochs=3", "tracking=off")
+    after, _ = manifest_of(project)
+    assert after["jobs"]["0"] == before["jobs"]["0"]
+    assert after["jobs"]["1"]["value"] < before["jobs"]["1"]["value"]
+    assert after["jobs"]["1"]["status"] == "FINISHED"
+
+
 def test_a_point_that_comes_twice_is_run_twice_and_flagged(project):
     done = project.train(*QUICK, "optimizer.lr=0.1,0.1", "tracking=off")
     manifest, _ = manifest_of(project)

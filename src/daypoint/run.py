@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from daypoint import checkpoint, config, day, identity
+from daypoint import checkpoint, config, day, identity, sweep
 from daypoint.closing import Closing
 from daypoint.config import Tracking
 from daypoint.console import RunConsole
@@ -447,6 +447,15 @@ class Run:
 
     # ------------------------------------------------------------ the end
 
+    def _tell_sweep(self, status: str) -> None:
+        """A job that was resumed by itself has another end, and another value, than its sweep was told."""
+        assert self._recorder is not None
+        place, monitor = self._record["sweep"], self._record["monitor"]
+        value = self._recorder.latest.get(monitor["metric"]) if monitor else None
+        facts = {"status": status, "value": value, "ended": day.now().isoformat(), "error": None}
+        if day.sweep_file(self.directory.parent).is_file():
+            sweep.change_job(self.directory.parent, place["job"], directory=self.directory.name, **facts)
+
     def _end(self, status: str, error: BaseException | None) -> None:
         """Record how the run ended. Each step is tried even when an earlier one fails; the first failure is
         raised.
@@ -497,6 +506,8 @@ class Run:
         seconds = time.monotonic() - self._started_seconds
         close_attempt(self._record, status, day.now(self._settings.timezone), seconds, error)
         attempt(lambda: identity.write_run(self.directory, self._record))
+        if self._record["sweep"] is not None and len(self._record["attempts"]) > 1:
+            attempt(lambda: self._tell_sweep(status))
         attempt(recorder.close)
         journal.close()
         closing = Closing(self._files, self._record, self._settings, self._courier, self._console)
