@@ -139,11 +139,28 @@ def test_a_job_that_is_resumed_by_itself_is_worth_what_it_came_to(project):
 
 
 def test_a_point_that_comes_twice_is_run_twice_and_flagged(project):
-    done = project.train(*QUICK, "optimizer.lr=0.1,0.1", "tracking=off")
+    done = project.train(*QUICK, "optimizer.lr=0.1,0.10", "tracking=off")
     manifest, _ = manifest_of(project)
     assert statuses(manifest) == ["FINISHED", "FINISHED"]
     assert len(project.runs()) == 2
-    assert "warning: job 1 has the overrides of job 0; it runs all the same" in done.stderr
+    assert "warning: job 1 is the same point as job 0; it runs all the same" in done.stderr
+
+
+def test_a_key_that_is_given_twice_is_flagged(project):
+    done = project.train(*QUICK, "optimizer.lr=0.1,0.2", "optimizer.lr=0.3", "tracking=off")
+    assert (
+        "warning: optimizer.lr is given 2 times (optimizer.lr=0.1,0.2, optimizer.lr=0.3); the last one counts"
+        in done.stderr
+    )
+    assert statuses(manifest_of(project)[0]) == ["FINISHED"]
+
+
+def test_a_directory_of_a_job_that_is_not_flat_is_refused(project):
+    place = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+    done = project.train(*QUICK, "+note=../../../x,plain", place, "tracking=off", check=False)
+    assert done.returncode == 1
+    assert statuses(manifest_of(project)[0]) == ["FAILED", "FINISHED"]
+    assert "hydra.sweep.subdir: expected one directory below the sweep's" in done.stderr
 
 
 def test_the_policy_stop_runs_no_job_after_a_failure_and_resume_runs_them(project):

@@ -230,6 +230,8 @@ class Preflight:
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        if ranks.is_main():
+            hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
             target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
             if "${" not in target:
@@ -243,6 +245,7 @@ class Preflight:
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
             if ranks.is_main():
+                hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
                 hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None: ...

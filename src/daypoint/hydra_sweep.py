@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from daypoint import day, sweep
 from daypoint.errors import ConfigError, DaypointError
 from daypoint.files import loads, write_atomic
-from daypoint.redaction import redact, redact_overrides, redact_text
+from daypoint.redaction import HIDDEN, redact, redact_overrides, redact_text
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -204,10 +204,8 @@ def begin_job(
         _refusal = JobSkipped("the sweep was stopped by an earlier failure", told=True)
         return
     done = sweep.job_done(manifest, overrides)
-    if done is not None and not resumes:
-        print(
-            f"warning: job {number} has the overrides of job {done[0]}; it runs all the same", file=sys.stderr
-        )
+    if not resumes:
+        _flag_repeated(manifest, number, overrides)
     elif done is not None:
         _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"), told=True)
         return
@@ -220,9 +218,46 @@ def begin_job(
     }
     sweep.change_job(directory, number, **facts, error=None, value=None, uid=None, mode=None)
     try:
+        if "/" in place:
+            raise ConfigError(
+                f"hydra.sweep.subdir: expected one directory below the sweep's for each job, found {place!r}; leave it alone "
+                "(sweep.json and the names of the runs say what sets the jobs apart)"
+            )
         check()
     except ConfigError as error:
         _refusal = error
+
+
+def _flag_repeated(manifest: dict[str, Any], number: int, overrides: list[str]) -> None:
+    """Say that a job is the same point as an earlier one, also when it is written differently (0.1 and 0.10)."""
+    if any(HIDDEN in text for text in overrides):
+        return
+    for other, job in sweep.jobs_of(manifest):
+        if other != number and _values(job["overrides"]) == _values(overrides):
+            print(
+                f"warning: job {number} is the same point as job {other}; it runs all the same",
+                file=sys.stderr,
+            )
+            return
+
+
+def _values(overrides: list[str]) -> dict[str, str]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return {item.key_or_group: repr(None if item.is_delete() else item.value()) for item in parsed}
+
+
+def flag_repeated_keys(overrides: list[str]) -> None:
+    """Hydra takes the last of two overrides of one key, without a word."""
+    keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        given = ", ".join(
+            redact_overrides([text for text in overrides if text.lstrip("+~").partition("=")[0] == key])
+        )
+        print(
+            f"warning: {key} is given {keys.count(key)} times ({given}); the last one counts", file=sys.stderr
+        )
 
 
 def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_failure: bool) -> None:
