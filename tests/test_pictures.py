@@ -4,14 +4,13 @@ import time
 
 import pytest
 from test_courier import until
-from test_shipment import root, ship, tables
+from test_shipment import ship
 from written_runs import WrittenRun
 
 from daypoint import pictures, plots, store
 from daypoint.courier import Courier
 from daypoint.sync import sync
 
-__all__ = ["root", "tables"]
 # MLflow's use of SQLAlchemy, not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
