@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from daypoint import day, files, identity, sweep
+from daypoint import day, files, identity, parent, sweep
 from daypoint.errors import AddressError, ConfigError, RunError
 from daypoint.hydra_sweep import expand_resume
 
@@ -373,6 +373,31 @@ def test_a_damaged_manifest_is_named(tmp_path, damage):
     files.write_atomic(day.sweep_file(directory), files.dumps({**manifest, **damage}))
     with pytest.raises(RunError, match=r"sweep\.json: expected the manifest of a sweep, found no proper"):
         sweep.read(directory)
+
+
+def test_the_parent_shows_the_best_so_far_unless_metrics_differ():
+    ended = [
+        {
+            "status": status,
+            "value": value,
+            "metric": metric,
+            "mode": "min",
+            "ended": f"2026-03-28T10:00:0{n}+00:00",
+        }
+        for n, (status, value, metric) in enumerate(
+            [
+                ("FINISHED", 3.0, "loss"),
+                ("FAILED", None, "loss"),
+                ("FINISHED", float("nan"), "loss"),
+                ("FINISHED", 2.0, "loss"),
+            ]
+        )
+    ]
+    rows = [{name: value for name, value, _, _ in row} for row in parent._points(ended)]
+    assert [row["best/loss"] for row in rows] == [3.0, 3.0, 3.0, 2.0]
+    assert [(row["jobs/finished"], row["jobs/failed"]) for row in rows] == [(1, 0), (1, 1), (2, 1), (3, 1)]
+    ended[0]["metric"] = "accuracy"
+    assert all(len(row) == 2 for row in parent._points(ended))
 
 
 def test_seeds_are_shown_as_one_row_of_mean_and_deviation(tmp_path):

@@ -76,6 +76,15 @@ def parse_day(text: str, *, today: date | None = None) -> str:
     raise AddressError(f"expected a day such as 20260328, 2026-03-28, today or yesterday, found {text!r}")
 
 
+def is_day(text: str) -> bool:
+    """Whether `parse_day` takes a text."""
+    try:
+        parse_day(text)
+    except AddressError:
+        return False
+    return True
+
+
 # ---------------------------------------------------------------- names inside a run
 
 

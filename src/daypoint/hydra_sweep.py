@@ -4,7 +4,8 @@ Hydra's launchers run the jobs; nothing is scheduled here. What Hydra would do w
 the first, without a word about the others) is replaced: the failure is recorded, the sweeper gets no value for it, and when
 all is done the failures are listed with their directories and the exit code is 1. A job that is done already leaves
 by an exception, since Hydra knows no other way. Called by the callback in `daypoint.hydra_app`, in the process of
-the sweep and in those of its jobs. One number: 2 ms a job.
+the sweep and in those of its jobs. One number: two changes
+of the manifest a job.
 """
 
 from __future__ import annotations
@@ -204,14 +205,16 @@ def begin_job(
         _refusal = JobSkipped("the sweep was stopped by an earlier failure", told=True)
         return
     done = sweep.job_done(manifest, overrides)
+    point = _point(overrides)
     if not resumes:
-        _flag_repeated(manifest, number, overrides)
+        _flag_repeated(manifest, number, point)
     elif done is not None:
         _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"), told=True)
         return
     facts = {
         "status": "RUNNING",
         "overrides": overrides,
+        "point": point,
         "directory": place,
         "started": _now(),
         **sweep.this_process(),
@@ -228,12 +231,10 @@ def begin_job(
         _refusal = error
 
 
-def _flag_repeated(manifest: dict[str, Any], number: int, overrides: list[str]) -> None:
-    """Say that a job is the same point as an earlier one, also when it is written differently (0.1 and 0.10)."""
-    if any(HIDDEN in text for text in overrides):
-        return
+def _flag_repeated(manifest: dict[str, Any], number: int, point: list[str] | None) -> None:
+    """Say that a job is the same point as an earlier one."""
     for other, job in sweep.jobs_of(manifest):
-        if other != number and _values(job["overrides"]) == _values(overrides):
+        if other != number and point is not None and job.get("point") == point:
             print(
                 f"warning: job {number} is the same point as job {other}; it runs all the same",
                 file=sys.stderr,
@@ -241,11 +242,14 @@ def _flag_repeated(manifest: dict[str, Any], number: int, overrides: list[str]) 
             return
 
 
-def _values(overrides: list[str]) -> dict[str, str]:
+def _point(overrides: list[str]) -> list[str] | None:
+    """The overrides in one spelling, so that 0.1 and 0.10 are one; None where a value is hidden. Parsed once a job."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    if any(HIDDEN in text for text in overrides):
+        return None
     parsed = OverridesParser.create().parse_overrides(overrides)
-    return {item.key_or_group: repr(None if item.is_delete() else item.value()) for item in parsed}
+    return sorted(f"{item.key_or_group}={None if item.is_delete() else item.value()!r}" for item in parsed)
 
 
 def flag_repeated_keys(overrides: list[str]) -> None:

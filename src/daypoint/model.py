@@ -4,7 +4,7 @@
 never wins, of equal values the later one does, what `daypoint reproduce` made does not compete, and `daypoint promote` pins
 another. A run's model is its best
 checkpoint, or its last one when nothing is monitored. Reads run directories only: MLflow is not asked.
-One number: all cards of a day of 100 runs are read in 50 ms.
+One number: 0.3 ms for each checkpoint that is looked at.
 """
 
 from __future__ import annotations
@@ -107,21 +107,13 @@ def choose(address: str, outputs: Path, experiment: str | None = None) -> Chosen
         found = [run for run in found if run.record["experiment"] == experiment] or _none_of(
             found, experiment
         )
-    is_day = _is_day(address)
+    is_day = day.is_day(address)
     if len(found) == 1 and not is_day:
         return _of_run(found[0])
     sweeps = {(run.record["sweep"] or {}).get("directory") for run in found}
     if not is_day and (len(sweeps) > 1 or None in sweeps):
         return _of_run(catalog.find_one(address, outputs))  # which says that it is not one
     return _best_of(address, found, outputs if is_day else None)
-
-
-def _is_day(address: str) -> bool:
-    try:
-        day.parse_day(address)
-    except AddressError:
-        return False
-    return True
 
 
 def _none_of(found: Sequence[StoredRun], experiment: str) -> list[StoredRun]:

@@ -7,6 +7,7 @@ Markdown, made from the run directory when the run has ended. A note that somebo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from daypoint import shelf
@@ -44,7 +45,8 @@ def final_note(files: RunFiles, record: Mapping[str, Any], address: str, status:
     if best is not None:
         commands += [f'daypoint.load("{address}")', f"daypoint package {address}"]
     if attempt.get("overrides") is not None and record.get("choices"):
-        commands.append(f"python train.py resume={address}")
+        script = Path(attempt["argv"][0]).name if attempt["argv"] else "train.py"
+        commands.append(f"python {script} resume={address}")
     return "\n".join([*lines, *(f"    {command}" for command in commands)])
 
 

@@ -347,7 +347,8 @@ class _Opening:
         if HIDDEN in str({key: value for key, value in shown.items() if key not in identity.IGNORED}):
             return  # hidden values may have been different ones
         sha256 = identity.config_sha256(shown)
-        for run in reversed(catalog.list_runs(self.outputs)[0]):
+        newest_first = reversed(day.run_directories(self.outputs))
+        for run in catalog.each(newest_first, self.outputs, []):
             if run.record["config_sha256"] == sha256 and run.status == "FINISHED":
                 metric = (run.record["monitor"] or {}).get("metric")
                 raise hydra_sweep.JobSkipped(

@@ -2,7 +2,8 @@
 
 The first job that is sent makes it, whichever courier that is; then every job that ends, and the end of the sweep, bring it
 up to date from `sweep.json`. So it can be made anew from the directory, as everything in MLflow. What MLflow cannot
-change (params) is known from the start: the values that were tried. One number: two calls for each job that ends.
+change (params) is known from the start: the values that were tried. One number: at most four calls
+for each job that ends.
 """
 
 from __future__ import annotations
@@ -145,19 +146,24 @@ def _result_tags(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]
 
 def _points(ended: list[dict[str, Any]]) -> list[list[tuple[str, float, int, int]]]:
     """After each job that ended (key, value, milliseconds, jobs so far): how many there are, and the best so far."""
+    metrics = {job.get("metric") for job in ended if job["status"] in sweep.DONE}
+    key = (
+        f"best/{keys.mlflow_key(metrics.pop() or 'value')}" if len(metrics) == 1 else None
+    )  # else they do not compare
+    is_less_better = "min" in {job.get("mode") for job in ended}
     rows = []
-    so_far: dict[str, Any] = {}
+    finished = failed = 0
+    best: float | None = None
     for count, job in enumerate(ended, start=1):
-        so_far[str(count)] = job
-        view = {"jobs": so_far, "status": "FINISHED"}
-        numbers = sweep.counts(view)
-        row = [
-            ("jobs/finished", numbers["FINISHED"] + numbers["SKIPPED"]),
-            ("jobs/failed", numbers["FAILED"]),
-        ]
-        if (best := sweep.best(view)) is not None:
-            row.append((f"best/{keys.mlflow_key(best[1].get('metric') or 'value')}", best[1]["value"]))
-        rows.append([(key, float(value), _ms(job["ended"]), count) for key, value in row])
+        finished += job["status"] in sweep.DONE
+        failed += job["status"] == "FAILED"
+        value = sweep.value_of(job) if job["status"] in sweep.DONE else None
+        if value is not None and (best is None or (value < best if is_less_better else value > best)):
+            best = value
+        row = [("jobs/finished", float(finished)), ("jobs/failed", float(failed))]
+        if key is not None and best is not None:
+            row.append((key, float(best)))
+        rows.append([(name, number, _ms(job["ended"]), count) for name, number in row])
     return rows
 
 

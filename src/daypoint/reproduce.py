@@ -68,7 +68,7 @@ def find(address: str, outputs: Path) -> StoredRun:
     Raises:
         AddressError: it names no run, several, or a checkpoint outside of its run.
     """
-    if not _is_day(address) and not any(Path(address).expanduser().glob("model_*.json")):
+    if not day.is_day(address) and not any(Path(address).expanduser().glob("model_*.json")):
         found = catalog.find(address, outputs)
         if len(found) == 1:
             return found[0]
@@ -79,14 +79,6 @@ def find(address: str, outputs: Path) -> StoredRun:
             "there is nothing to compare with"
         )
     return run
-
-
-def _is_day(address: str) -> bool:
-    try:
-        day.parse_day(address)
-    except AddressError:
-        return False
-    return True
 
 
 def plan(run: StoredRun, steps: int | None = None) -> Plan:

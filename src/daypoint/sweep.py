@@ -2,7 +2,7 @@
 
 Jobs may run in one process or in many, on one machine or on several that share a file system, so every change is
 read, changed and replaced under a lock. A job's own run.json says more about it; the manifest also knows the jobs
-that never came to have one. This module knows neither Hydra nor MLflow. One number: 1 ms for a change.
+that never came to have one. This module knows neither Hydra nor MLflow. One number: 2.4 ms for a change when there are 200 jobs.
 """
 
 from __future__ import annotations
@@ -198,14 +198,15 @@ def counts(manifest: Mapping[str, Any]) -> dict[str, int]:
 
 def best(manifest: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """The job with the best value; of two equal ones the later. None if no job has one, or if they are of several metrics."""
-    done = [(n, job) for n, job in jobs_of(manifest) if job["status"] in DONE and _number(job) is not None]
+    done = [(n, job) for n, job in jobs_of(manifest) if job["status"] in DONE and value_of(job) is not None]
     if not done or len({job.get("metric") for _, job in done}) > 1:
         return None
     sign = -1 if next((job["mode"] for _, job in reversed(done) if job.get("mode")), None) == "min" else 1
     return max(done, key=lambda item: (sign * item[1]["value"], item[0]))
 
 
-def _number(job: Mapping[str, Any]) -> float | None:
+def value_of(job: Mapping[str, Any]) -> float | None:
+    """What a job was worth, as a number that can be compared; None without one."""
     value = job.get("value")
     # NaN compares unequal to itself, and is nobody's best.
     return (
@@ -221,7 +222,7 @@ def over_seeds(manifest: Mapping[str, Any]) -> list[tuple[list[str], int, float,
     seeds = {key for key, values in manifest["space"].items() if len(values) > 1 and is_seed(key)}
     groups: dict[tuple[str, ...], list[float]] = {}
     for _, job in jobs_of(manifest):
-        if seeds and job["status"] in DONE and (value := _number(job)) is not None:
+        if seeds and job["status"] in DONE and (value := value_of(job)) is not None:
             rest = tuple(
                 text for text in varying(job["overrides"], manifest) if text.partition("=")[0] not in seeds
             )

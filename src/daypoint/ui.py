@@ -2,7 +2,7 @@
 
 MLflow 3.17 shows pages for language models unless its address says `workflowType=machine_learning`; ours say it. A day is a
 filter on the tag `date`; several days are one on the ids of their runs, since MLflow's search of tags knows no OR.
-One number: the server is ready after 5 s with one worker, after 11 to 16 with MLflow's default of four.
+One number: the server is ready after 4 s with one worker, after 11 to 16 with MLflow's default of four.
 """
 
 from __future__ import annotations
