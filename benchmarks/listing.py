@@ -25,7 +25,7 @@ from pathlib import Path
 from daypoint import files, identity
 from daypoint.day import RunFiles, claim, tag
 from daypoint.journal import line
-from daypoint.recorder import train_log
+from daypoint.train_log import train_log
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],

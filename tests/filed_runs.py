@@ -10,8 +10,8 @@ from typing import Any
 from daypoint import files, identity
 from daypoint.day import RunFiles, claim, tag
 from daypoint.journal import line
-from daypoint.recorder import train_log
 from daypoint.stats import RunningStats
+from daypoint.train_log import train_log
 
 
 def epoch(number: int, *, batches: dict[str, list[Any]] | None = None, **metrics: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ ROOMS = [
         "stats",
         "ranks",
         "day",
+        "train_log",
         "ranges",
         "keys",
         "redaction",
@@ -25,6 +26,8 @@ ROOMS = [
         "allowlist",
         "config",
         "sweep",
+        "sweep_summary",
+        "sweep_resume",
         "hydra_sweep",
         "hydra_app",
         "shapes",
@@ -67,6 +70,7 @@ ROOMS = [
         "registry",
         "sync",
         "packager",
+        "trainer_pipe",
         "delivery",
         "courier",
         "tables",
@@ -103,7 +107,7 @@ ROOMS = [
         "reproduce",
         "ui",
     ],
-    ["options", "reading", "cli"],
+    ["options", "reading", "drawing", "cli"],
 ]
 PLACE = {name: (room, i) for room, names in enumerate(ROOMS) for i, name in enumerate(names)}
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))

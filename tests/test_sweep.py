@@ -10,7 +10,7 @@ import pytest
 
 from daypoint import day, files, identity, parent, sweep
 from daypoint.errors import AddressError, ConfigError, RunError
-from daypoint.hydra_sweep import expand_resume
+from daypoint.sweep_resume import expand_resume
 
 QUICK = ("-m", "data=linear", "data.rows=64", "trainer.epochs=1", "model=linear")
 

@@ -57,7 +57,7 @@ class StoredRun:
 
     @cached_property
     def log(self) -> dict[str, Any]:
-        """The train log as it stands in its file (`daypoint.recorder.read_epochs` restores its numbers); empty before the
+        """The train log as it stands in its file (`daypoint.train_log.read_epochs` restores its numbers); empty before the
         first epoch has ended.
         """
         try:
@@ -75,7 +75,7 @@ class StoredRun:
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
         """The epochs in the train log; empty before the first one has ended."""
-        from daypoint.recorder import read_epochs  # a list of runs does without
+        from daypoint.train_log import read_epochs  # a list of runs does without
 
         try:
             return read_epochs(self.log) if self.log else []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daypoint import reading
+from daypoint import drawing, reading
 from daypoint.options import Outputs, counted
 from daypoint.options import outputs_from as _outputs
 
@@ -312,111 +312,4 @@ def ui(
     raise typer.Exit(serve(store.tracking_uri(uri, root), root, port, tags, open_browser))
 
 
-@app.command()
-def plot(
-    addresses: Annotated[list[str], typer.Argument(help="Days, sweeps or runs; all in one picture.")],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-m", "--metric", help="What to draw; repeatable. By default loss and the monitored metric."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="A file that ends in .png, .svg, .pdf or .html; by default curves_….png here.",
-        ),
-    ] = None,
-    log: Annotated[bool, typer.Option("--log", help="Logarithmic values.")] = False,
-    smooth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="WEIGHT",
-            help="Draw an exponential moving average too, such as 0.9: the value before counts so much.",
-        ),
-    ] = None,
-    values: Annotated[
-        bool, typer.Option("--values", help="Of one sweep: what each job was worth, over the values tried.")
-    ] = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the file when it is there.")] = False,
-    outputs: Outputs = None,
-) -> None:
-    """Draw learning curves: every batch, the mean, least and greatest of each epoch; prints the file it wrote.
-
-    \b
-    Example: daypoint plot today -m loss -o curves.html
-    """
-    from daypoint.errors import DaypointError
-
-    where = _outputs(outputs)
-    if smooth is not None and not 0 <= smooth < 1:
-        raise typer.BadParameter(
-            f"--smooth: expected a weight from 0 to below 1, such as 0.9, found {smooth:g}"
-        )
-    if output is not None and output.suffix.lower() not in (".png", ".svg", ".pdf", ".html"):
-        raise typer.BadParameter(f"-o {output}: expected a file that ends in .png, .svg, .pdf or .html")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise typer.BadParameter(f"-o {output}: there is no directory {output.absolute().parent}")
-    try:
-        if values:
-            path = _plot_sweep(addresses, output, where)
-        else:
-            path = _plot_curves(addresses, metric or [], output, where, log, smooth)
-    except OSError as error:
-        if isinstance(error, DaypointError):
-            raise
-        raise DaypointError(
-            f"{error.filename or output or Path.cwd()}: {error.strerror}; say with -o where the picture can be written"
-        ) from error
-    print(path)
-    if open_it:
-        typer.launch(str(path.absolute()))
-
-
-def _plot_curves(
-    addresses: list[str],
-    metrics: list[str],
-    output: Path | None,
-    outputs: Path,
-    log: bool,
-    smooth: float | None,
-) -> Path:
-    from daypoint import catalog, curves, curves_page, day, plots
-    from daypoint.errors import AddressError
-
-    found = {run.directory: run for address in addresses for run in catalog.find(address, outputs)}
-    if len(found) > plots.MOST_RUNS:
-        raise AddressError(
-            f"{' '.join(addresses)}: expected at most {plots.MOST_RUNS} runs in a picture, found {len(found)}; "
-            f"name fewer, such as {' '.join(run.address for run in list(found.values())[-2:])}"
-        )
-    runs = [
-        curves.load(run.files, run.record, address=run.address, status=run.status, metrics=metrics)
-        for run in found.values()
-    ]
-    if metrics:
-        curves.check_metrics(metrics, runs)
-    else:
-        metrics = list(dict.fromkeys(name for run in runs for name in run.curves)) or ["loss"]
-    for run in runs:
-        if missing := [name for name in metrics if name not in run.curves]:
-            print(f"warning: {run.address} has no {', '.join(missing)}", file=sys.stderr)
-    path = output or Path(day.picture_name("curves", [run.address for run in runs]))
-    if path.suffix.lower() == ".html":
-        curves_page.write_page(runs, metrics, path, title=plots.title(runs), log=log, smoothing=smooth)
-    else:
-        plots.draw_curves(runs, metrics, path, log=log, smoothing=smooth)
-    return path
-
-
-def _plot_sweep(addresses: list[str], output: Path | None, outputs: Path) -> Path:
-    from daypoint import day, sweep, sweep_plot
-
-    if len(addresses) != 1:
-        raise typer.BadParameter(f"--values: expected one sweep, found {len(addresses)} addresses")
-    directory = sweep.find(addresses[0], outputs)
-    path = output or Path(day.picture_name("sweep", [day.address_in_day(directory, directory.parent.name)]))
-    sweep_plot.draw_sweep(sweep.read(directory), path)
-    return path
+app.command()(drawing.plot)

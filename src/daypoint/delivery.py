@@ -4,18 +4,14 @@ It reads JSON lines on stdin, `{"run": DIR}` and `{"close": DIR}`, and answers o
 `url` when MLflow knows the run, `bytes` (how much of the journal is there) while it is being closed, `done` when all is
 there, `error` once for each thing that goes wrong. It goes on trying after any error, more and more slowly, and lags
 behind rather than slow the training. When the trainer is gone it finishes, and gives up after five minutes without
-progress; the rest is for `daypoint sync`. A trainer's death is told by the end of stdin, or by a new parent: forked
-workers may hold the pipe open. One number: importing mlflow is nearly all of the time from its start until a run is in MLflow.
+progress; the rest is for `daypoint sync`. One number: importing mlflow is nearly all of the time from its start until a run is in MLflow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
-import select
 import signal
 import sys
 import time
@@ -33,6 +29,7 @@ from daypoint.errors import DaypointError, RunError
 from daypoint.packager import Packager
 from daypoint.shipment import Shipment
 from daypoint.sync import is_down, one_line, open_store, store_of
+from daypoint.trainer_pipe import TrainerPipe
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -82,19 +79,14 @@ class Delivery:
     """The loop.
 
     Args:
-        trainer_pid: the process that started this one.
-        answers: descriptor on which to answer, not blocking.
+        trainer: the process that started this one.
     """
 
-    def __init__(self, trainer_pid: int, answers: int) -> None:
-        self._answers = answers
-        self._trainer_pid = trainer_pid
-        self._is_child = os.getppid() == trainer_pid
+    def __init__(self, trainer: TrainerPipe) -> None:
+        self._trainer = trainer
+        self._is_alone = False
         self._parcels: dict[str, Parcel] = {}
         self._clients: dict[str, MlflowClient] = {}
-        self._inbox = b""
-        self._outbox = b""
-        self._hung_up_at = math.inf
         self._deadline: float | None = None
         self._progress_at = time.monotonic()
         self._stale: Iterator[Path] = iter(())
@@ -112,8 +104,6 @@ class Delivery:
         while True:
             busy = self._round() or self._draw_when_idle()
             self._listen(0.0 if busy else ROUND_SECONDS)
-            if not self._hung_up() and self._trainer_is_dead():
-                self._hang_up()
             if self._is_over(busy):
                 self._close_sweeps()
                 while self._undrawn and self._deadline is None:  # after SIGTERM `daypoint sync` draws them
@@ -133,19 +123,7 @@ class Delivery:
     # ------------------------------------------------------------ the trainer
 
     def _listen(self, seconds: float) -> None:
-        self._flush()
-        if self._hung_up():
-            time.sleep(seconds)
-            return
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        if not ready:
-            return
-        received = os.read(sys.stdin.fileno(), 2**16)
-        if not received:
-            self._hang_up()
-        *lines, self._inbox = (self._inbox + received).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+        for message in self._trainer.requests(seconds):
             if directory := message.get("run"):
                 self._parcels.setdefault(directory, Parcel(Path(directory)))
             if (directory := message.get("close")) in self._parcels:
@@ -154,39 +132,16 @@ class Delivery:
                 parcel.asked = message.get("asked", 0)
                 parcel.next_try = 0.0
                 parcel.complaints.clear()  # somebody waits: what still fails is worth saying again
-
-    def _hang_up(self) -> None:
-        self._hung_up_at = self._progress_at = time.monotonic()
-        for parcel in self._parcels.values():
-            parcel.next_try = 0.0
-            parcel.hopeless = False
-
-    def _hung_up(self) -> bool:
-        return self._hung_up_at < math.inf
-
-    def _trainer_is_dead(self) -> bool:
-        if self._is_child:
-            return os.getppid() != self._trainer_pid
-        try:  # something stands between us, such as a wrapper around Python
-            os.kill(self._trainer_pid, 0)
-        except OSError:
-            return True
-        return False
+        if self._trainer.hung_up and not self._is_alone:
+            self._is_alone = True
+            self._progress_at = time.monotonic()
+            for parcel in self._parcels.values():  # once more, before there is an end to it
+                parcel.next_try = 0.0
+                parcel.hopeless = False
 
     def _tell(self, parcel: Parcel, **message: Any) -> None:
         if parcel.ours:
-            self._outbox += json.dumps({"run": str(parcel.directory), **message}).encode() + b"\n"
-            self._flush()
-
-    def _flush(self) -> None:
-        """Write what the pipe takes. A trainer that does not read must not stop us."""
-        try:
-            while self._outbox:
-                self._outbox = self._outbox[os.write(self._answers, self._outbox) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._outbox = b""  # nobody is there any more
+            self._trainer.tell({"run": str(parcel.directory), **message})
 
     def _complain(self, parcel: Parcel, text: str, lasting: bool = False) -> None:
         if text not in parcel.complaints:
@@ -232,16 +187,16 @@ class Delivery:
                 parcel.told_bytes_at = time.monotonic()
                 self._tell(parcel, bytes=shipment.offset_bytes)
             return True
-        if parcel.closing or self._hung_up() or not parcel.ours:
+        if parcel.closing or self._trainer.hung_up or not parcel.ours:
             if shipment.finish(self._dead_pid()):
                 self._conclude(parcel)
-            elif self._hung_up() and self._is_anothers(parcel):
+            elif self._trainer.hung_up and self._is_anothers(parcel):
                 shipment.close()  # resumed by a new trainer, whose courier waits for the lock
                 self._parcels.pop(str(parcel.directory), None)
         return False
 
     def _is_anothers(self, parcel: Parcel) -> bool:
-        return identity.read_run(parcel.directory)["attempts"][-1]["pid"] != self._trainer_pid
+        return identity.read_run(parcel.directory)["attempts"][-1]["pid"] != self._trainer.pid
 
     def _begin(self, parcel: Parcel) -> Shipment | None:
         record = identity.read_run(parcel.directory)
@@ -268,7 +223,7 @@ class Delivery:
         return shipment
 
     def _dead_pid(self) -> int | None:
-        return self._trainer_pid if self._trainer_is_dead() else None
+        return self._trainer.pid if self._trainer.is_dead else None
 
     def _conclude(self, parcel: Parcel) -> None:
         self._progress_at = time.monotonic()
@@ -293,7 +248,7 @@ class Delivery:
         So the jobs of a sweep follow one another without waiting for a picture.
         """
         self._idle_rounds = 0 if self._parcels else self._idle_rounds + 1
-        if self._idle_rounds < 3 or self._hung_up() or not self._undrawn:
+        if self._idle_rounds < 3 or self._trainer.hung_up or not self._undrawn:
             return False
         self._draw_one()
         return True
@@ -313,7 +268,7 @@ class Delivery:
             parcel.shipment = None
         parcel.failures += 1
         parcel.hopeless = isinstance(error, DaypointError)
-        longest = 2.0 if parcel.closing or self._hung_up() else LONGEST_PAUSE_SECONDS
+        longest = 2.0 if parcel.closing or self._trainer.hung_up else LONGEST_PAUSE_SECONDS
         parcel.next_try = time.monotonic() + min(0.5 * 2**parcel.failures, longest)
         text = re.sub(r"0x[0-9a-f]+", "0x…", one_line(error))
         self._complain(parcel, text, parcel.hopeless)
@@ -335,7 +290,7 @@ class Delivery:
         """One stretch of a run that another courier left, if nobody waits for us. True: there may be more."""
         if any(parcel.closing for parcel in self._parcels.values()):
             return False
-        if time.monotonic() - self._hung_up_at > STALE_SECONDS:
+        if time.monotonic() - self._trainer.hung_up_at > STALE_SECONDS:
             return False
         if self._stale_parcel is None:
             directory = next(self._stale, None)
@@ -362,7 +317,7 @@ class Delivery:
         if self._deadline is not None and now > self._deadline:
             self._give_up("was told to stop")
             return True
-        if not self._hung_up() or busy or self._packager.is_busy:
+        if not self._trainer.hung_up or busy or self._packager.is_busy:
             return False
         waiting = [parcel for parcel in self._parcels.values() if not parcel.hopeless]
         if not waiting:
@@ -376,7 +331,7 @@ class Delivery:
     def _close_sweeps(self) -> None:
         """The process of a sweep says how it ended as the last thing it does; then its parent run gets its status."""
         deadline = time.monotonic() + SWEEP_SECONDS
-        while self._sweeps and not self._trainer_is_dead() and time.monotonic() < deadline:
+        while self._sweeps and not self._trainer.is_dead and time.monotonic() < deadline:
             time.sleep(0.1)
         for (uri, directory), experiment_id in self._sweeps.items():
             try:
@@ -410,7 +365,7 @@ def main(trainer_pid: int) -> None:
     os.set_blocking(answers, False)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())  # MLflow prints, and must not answer for us
-    delivery = Delivery(trainer_pid, answers)
+    delivery = Delivery(TrainerPipe(trainer_pid, sys.stdin.fileno(), answers))
     signal.signal(signal.SIGTERM, delivery.hurry)
     try:
         delivery.run()

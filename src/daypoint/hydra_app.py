@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from daypoint import day, hydra_sweep, ranks, sweep
+from daypoint import day, hydra_sweep, ranks, sweep, sweep_resume
 from daypoint.config import SCHEMAS, Sweep, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
 
@@ -125,7 +125,7 @@ def register_configs() -> None:
     from hydra.core.config_store import ConfigStore
 
     with _one_message_and_exit():
-        sys.argv[1:] = hydra_sweep.expand_resume(sys.argv[1:], day.project_root() / "outputs")
+        sys.argv[1:] = sweep_resume.expand_resume(sys.argv[1:], day.project_root() / "outputs")
     OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.job_dir", _job_dir, replace=True)

@@ -27,6 +27,7 @@ from daypoint import day, sweep
 from daypoint.errors import ConfigError, DaypointError
 from daypoint.files import loads, write_atomic
 from daypoint.redaction import HIDDEN, redact, redact_overrides, redact_text
+from daypoint.sweep_summary import print_summary
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -321,89 +322,3 @@ def _run_record(directory: Path) -> dict[str, Any]:
         return loads((directory / "run.json").read_bytes())
     except (OSError, ValueError):
         return {}  # it failed before it opened a run
-
-
-# ---------------------------------------------------------------- what a person sees
-
-
-def print_summary(directory: Path, manifest: dict[str, Any]) -> None:
-    """The jobs as a table, means over seeds, and what failed."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    jobs = sweep.jobs_of(manifest)
-    metrics = {job["metric"] for _, job in jobs if job.get("metric")}
-    metric = metrics.pop() if len(metrics) == 1 else "value"
-    best = sweep.best(manifest)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("job", "status", metric, "overrides", "run"):
-        table.add_column(column, no_wrap=True, justify="right" if column in ("job", metric) else "left")
-    for number, job in jobs:
-        value = job.get("value")
-        shown = "" if value is None else f"{value:.4g}"
-        shown = f"{job['metric']} {shown}" if metrics and job.get("metric") else shown  # each its own
-        mark = " *" if best is not None and best[0] == number else ""
-        status = "KILLED" if job["status"] == "RUNNING" else job["status"]
-        varying = " ".join(sweep.varying(job["overrides"], manifest))
-        table.add_row(str(number), status, shown + mark, varying, job["directory"] or "")
-    console.width = max(console.width, 400)
-    is_filed = directory.parents[1] == day.project_root() / "outputs"
-    address = f"{directory.parent.name}/{directory.name}" if is_filed else str(directory)
-    console.print(f"\nsweep {address}  {directory}")
-    console.print(table)
-    if best is not None:
-        console.print(f"* the best of {len(jobs)} jobs")
-    for rest, count, mean, deviation in sweep.over_seeds(manifest):
-        console.print(f"over {count} seeds: {metric} {mean:.4g} ± {deviation:.2g}  {' '.join(rest)}")
-    failures = [(number, job) for number, job in jobs if job["status"] not in sweep.DONE]
-    for number, job in failures:
-        error = (job.get("error") or "killed").splitlines()[0][:300]
-        console.print(f"job {number}: {error}\n  {directory / (job['directory'] or '')}")
-    is_cut_short = manifest["stopped"] or manifest["status"] == "KILLED"
-    if failures or is_cut_short:
-        script = Path(sys.argv[0]).name or "train.py"
-        counted = f"{len(failures)} of {len(jobs)} jobs failed; " if failures else ""
-        console.print(f"{counted}run what failed{' or is missing' if is_cut_short else ''} again:")
-        console.print(f"  python {script} -m sweep.resume={address}")
-
-
-# ---------------------------------------------------------------- sweep.resume
-
-
-def expand_resume(arguments: list[str], outputs: Path) -> list[str]:
-    """The command line of a sweep that goes on: `-m sweep.resume=ADDRESS` with the overrides that the sweep had.
-
-    Raises:
-        AddressError: it names no sweep.
-        ConfigError: there are other overrides too, or the sweep's hold a secret that was hidden.
-    """
-    given = [text for text in arguments if text.startswith("sweep.resume=")]
-    if (
-        not given
-        or not {"-m", "--multirun"} & set(arguments)
-        or given[-1] in ("sweep.resume=null", "sweep.resume=")
-    ):
-        return arguments
-    mine = ("sweep.", "hydra", "-", "+hydra", "tracking.outputs=")
-    others = [text for text in arguments if "=" in text and not text.startswith(mine)]
-    if others:
-        raise ConfigError(
-            f"sweep.resume: expected no other overrides, found {' '.join(others)}; the sweep is run as it was, "
-            "start a new one to change it"
-        )
-    for text in arguments:
-        if text.startswith("tracking.outputs="):
-            outputs = (outputs.parent / Path(text.partition("=")[2]).expanduser()).absolute()
-    directory = sweep.find(given[-1].partition("=")[2].strip("'\""), outputs)
-    manifest = sweep.read(directory)
-    names = {text.partition("=")[0] for text in arguments}
-    hydras = [text for text in manifest.get("hydra_overrides", ()) if text.partition("=")[0] not in names]
-    recorded = [*hydras, *manifest["overrides"]]
-    if hidden := [text for text in recorded if "***" in text]:
-        raise ConfigError(
-            f"sweep.resume: {' '.join(hidden)}: a secret, which no file holds; put it into the environment and into the config "
-            "as ${oc.env:NAME}, and start a new sweep"
-        )
-    kept = [text for text in arguments if not text.startswith(("sweep.resume=", "tracking.outputs="))]
-    return [*kept, *recorded, f"sweep.resume='{directory}'"]

@@ -22,24 +22,23 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from daypoint import files as strict
 from daypoint.day import RunFiles
 from daypoint.errors import ConfigError, JournalError, RunError, ScalarError
-from daypoint.files import decode_metrics, encode_metrics
+from daypoint.files import encode_metrics
 from daypoint.journal import Journal
 from daypoint.keys import mlflow_key
 from daypoint.replay import Replay
 from daypoint.scalar import LARGEST_STEP, check_scalar, to_py, to_step
 from daypoint.spool import Spool
 from daypoint.stats import RunningStats
+from daypoint.train_log import train_log
 
 if TYPE_CHECKING:
     from daypoint.ring import Ring
-
-TRAIN_LOG_FORMAT = "daypoint/train-log/1"
 
 _DEFERRED = {"": (False,), "0": (), "1": (False, True)}
 """By DAYPOINT_DEFER: tensors with which `is_cpu` are read later."""
@@ -434,34 +433,3 @@ def _deferred() -> tuple[bool, ...]:
     if setting not in _DEFERRED:
         raise ConfigError(f"DAYPOINT_DEFER: expected 0 or 1, found {setting!r}")
     return _DEFERRED[setting]
-
-
-def train_log(files: RunFiles, epochs: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any]:
-    """The content of `train_log_DAY.json`. Statistics that have no finite value to speak of are null."""
-    return {
-        "format": TRAIN_LOG_FORMAT,
-        "day": files.day,
-        "steps": steps,
-        "batches": files.journal.name,
-        "variance": "population (divided by count)",
-        "epochs": [
-            {
-                **entry,
-                "stats": {name: encode_metrics(of) for name, of in entry["stats"].items()},
-                "metrics": encode_metrics(entry["metrics"]),
-            }
-            for entry in epochs
-        ],
-    }
-
-
-def read_epochs(log: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The epochs of a train log that was read from disk, values restored."""
-    return [
-        {
-            **entry,
-            "stats": {name: decode_metrics(of) for name, of in entry["stats"].items()},
-            "metrics": decode_metrics(entry["metrics"]),
-        }
-        for entry in log["epochs"]
-    ]
