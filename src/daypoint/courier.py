@@ -137,7 +137,7 @@ class Courier:
         self._send({"close": str(directory), "asked": run.asked})
         now = time.monotonic()
         deadline, call_at = now + wait_seconds, now + 1.0
-        while not run.done and not run.lasting and self.pid is not None and now < deadline:
+        while not run.done and not run.lasting and self._process is not None and now < deadline:
             self._receive(min(0.2, deadline - now))
             self._keep_alive()
             now = time.monotonic()
