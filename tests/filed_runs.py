@@ -13,6 +13,11 @@ from daypoint.journal import line
 from daypoint.stats import RunningStats
 from daypoint.train_log import train_log
 
+OPTIONAL = (
+    "tags", "git", "versions", "data", "monitor", "choices", "sweep", "user", "host", "device", "experiment",
+)  # fmt: skip
+"""Keys that a run.json may lack."""
+
 
 def epoch(number: int, *, batches: dict[str, list[Any]] | None = None, **metrics: Any) -> dict[str, Any]:
     """The entry of an epoch in the train log. Metric names may have `__` for `/`."""

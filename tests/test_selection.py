@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from filed_runs import epoch, file_run
+from filed_runs import OPTIONAL, epoch, file_run
 
 from daypoint import catalog, day
 from daypoint.errors import AddressError, ConfigError
@@ -147,20 +147,7 @@ def test_best_goes_by_the_monitor_and_else_by_the_name(outputs):
 
 
 def test_every_fact_can_be_had_of_a_record_with_nothing_but_what_is_needed(outputs):
-    optional = (
-        "tags",
-        "git",
-        "versions",
-        "data",
-        "monitor",
-        "choices",
-        "sweep",
-        "user",
-        "host",
-        "device",
-        "experiment",
-    )
-    directory = file_run(outputs, "20260303-100000", drop=optional)
+    directory = file_run(outputs, "20260303-100000", drop=OPTIONAL)
     of = RunFacts(catalog.read(directory, outputs))
     values = {name: fact(of) for name, fact in FACTS.items()}
     assert values["experiment"] is None

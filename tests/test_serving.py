@@ -180,13 +180,13 @@ def test_predict_refuses_a_csv_whose_columns_look_like_another_type(project, kin
 
 
 @contextlib.contextmanager
-def serving(place, model_uri):
-    """The address of `mlflow models serve`, ready."""
+def server(command, page, directory, environment):
+    """The address of a server that this command and a port start, once it shows this page."""
     port = unused_port()
     process = subprocess.Popen(
-        ["mlflow", "models", "serve", "-m", model_uri, "--env-manager", "local", "--port", str(port)],
-        cwd=place.directory,
-        env=place.environment,
+        [*command, "--port", str(port)],
+        cwd=directory,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -194,11 +194,17 @@ def serving(place, model_uri):
     )
     address = f"http://127.0.0.1:{port}"
     try:
-        ready(process, f"{address}/ping")
+        ready(process, f"{address}/{page}")
         yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.communicate()
+
+
+def serving(place, model_uri):
+    """`mlflow models serve`."""
+    command = ["mlflow", "models", "serve", "-m", model_uri, "--env-manager", "local"]
+    return server(command, "ping", place.directory, place.environment)
 
 
 def ready(process, address, seconds=120.0):
@@ -247,22 +253,12 @@ def test_mlflow_models_serve_takes_json_and_csv(project, kind, tmp_path_factory)
 @pytest.mark.services
 def test_a_server_gets_the_model_and_serves_it_to_others(project, tmp_path_factory):
     root, _, _ = project
-    port, home = unused_port(), tmp_path_factory.mktemp("server")
+    home = tmp_path_factory.mktemp("server")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    arguments = ["--backend-store-uri", f"sqlite:///{home}/server.db"]
-    arguments += ["--artifacts-destination", f"{home}/artifacts", "--port", str(port), "--workers", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", *arguments],
-        env=clean_environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", PATH=path),
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        ready(process, f"{address}/health")
+    environment = clean_environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", PATH=path)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{home}/server.db"]
+    command += ["--artifacts-destination", f"{home}/artifacts", "--workers", "1"]
+    with server(command, "health", home, environment) as address:
         digits = saved_models.digits()
         x, _ = next(iter(digits.val_loader()))
         run = save(root, zoo("MLP", digits), data=digits, experiment="remote")
@@ -273,6 +269,3 @@ def test_a_server_gets_the_model_and_serves_it_to_others(project, tmp_path_facto
         (place.directory / "in.json").write_text(json.dumps(served.json))
         options = ["-m", served.uri, "--env-manager", "local"]
         check(place.mlflow("models", "predict", "-i", "in.json", *options), served)
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.communicate()

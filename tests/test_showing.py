@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from filed_runs import epoch, file_run
+from filed_runs import OPTIONAL, epoch, file_run
 from rich.console import Console
 from written_runs import WrittenRun
 
@@ -100,20 +100,7 @@ def test_a_resumed_run_says_from_which_step(tmp_path):
 
 
 def test_a_record_with_nothing_but_what_is_needed_can_be_shown(tmp_path):
-    drop = (
-        "tags",
-        "git",
-        "versions",
-        "data",
-        "monitor",
-        "choices",
-        "sweep",
-        "user",
-        "host",
-        "device",
-        "experiment",
-    )
-    file_run(tmp_path, "20260301-100000", drop=drop, epochs=[epoch(0, x=1.0)])
+    file_run(tmp_path, "20260301-100000", drop=OPTIONAL, epochs=[epoch(0, x=1.0)])
     assert "FINISHED" in showing.page(read(tmp_path))
 
 
