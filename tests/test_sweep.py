@@ -7,6 +7,7 @@ import sqlite3
 import time
 
 import pytest
+from test_courier import until
 
 from daypoint import day, files, identity, parent, sweep
 from daypoint.errors import AddressError, ConfigError, RunError
@@ -243,6 +244,20 @@ def test_a_killed_sweep_says_so_and_resume_runs_what_is_missing(project):
     assert (directory / "0" / "run.json").read_bytes() == first
     parent = next(run for run in settled(project, 5).values() if run[2].get("daypoint.kind") == "sweep")
     assert parent[1] == "FINISHED"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_sweep_with_a_word_and_its_summary_not_a_traceback(project):
+    process = project.start("train.py", "-m", "model=linear,mlp", "trainer.epochs=500", "tracking=off")
+    until(lambda: project.runs())
+    until(lambda: (project.runs()[0] / "checkpoints").exists())
+    os.kill(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in output
+    assert "interrupted" in output
+    assert "run what failed or is missing again:" in output
+    assert statuses(manifest_of(project)[0]) == ["KILLED"]
 
 
 @pytest.mark.slow

@@ -435,11 +435,22 @@ def test_no_process_is_left_behind(project):
 
 
 @pytest.mark.slow
-def test_secrets_of_a_sweep_stand_in_no_file(project):
-    project.train("-m", "+db.password=TOPSECRET", "model=linear,mlp", "trainer.epochs=0", "tracking=off")
+def test_secrets_of_a_sweep_stand_in_no_file_and_not_on_the_screen(project):
+    done = project.train(
+        "-m", "+db.password=TOPSECRET", "model=linear,mlp", "trainer.epochs=0", "tracking=off"
+    )
     assert len(project.runs()) == 2
+    assert "+db.password=***" in done.stdout
+    assert "TOPSECRET" not in done.stdout + done.stderr
     for path in project.outputs.rglob("*"):
         assert not path.is_file() or b"TOPSECRET" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("member", ["disabled", "none", "stdout", "default"])
+def test_hydras_log_can_be_switched_off_and_an_empty_one_is_no_file(project, member):
+    project.train(f"hydra/job_logging={member}", "model=linear", "trainer.epochs=0", "tracking=off")
+    (run,) = project.runs()
+    assert not (run / "train.log").exists()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,14 @@ from daypoint.errors import ConfigError, DaypointError
 
 RUN_DIRECTORY = "${daypoint.run_dir:}"
 SWEEP_DIRECTORY = "${daypoint.sweep_dir:}"
+LOG_FILE = {
+    "class": "logging.FileHandler",
+    "filename": "${hydra.runtime.output_dir}/${hydra.job.name}.log",
+    "delay": True,
+}
+"""The log file appears with the first line that goes into it. Said in whole, since with `hydra/job_logging=disabled` or `stdout`
+Hydra says nothing of it.
+"""
 SWEEP_VARIABLE = "DAYPOINT_SWEEP_DIR"
 """Tells the job processes of a sweep which directory the sweep's own process has claimed."""
 
@@ -144,8 +152,7 @@ def register_configs() -> None:
                 # run.json and config_DAY.yaml hold what .hydra/ would, with the secrets left out.
                 "output_subdir": None,
                 "job": {"chdir": False},
-                # The log file appears with the first line that goes into it.
-                "job_logging": {"handlers": {"file": {"delay": True}}},
+                "job_logging": {"handlers": {"file": LOG_FILE}},
                 "callbacks": {"daypoint": {"_target_": "daypoint.hydra_app.Preflight"}},
             },
         },
@@ -246,6 +253,7 @@ class Preflight:
             directory = Path(str(config.hydra.sweep.dir)).absolute()
             if ranks.is_main():
                 hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+                hydra_sweep.hide_secrets_on_screen()
                 hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None: ...

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -93,6 +95,15 @@ def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
         resumes=bool(OmegaConf.select(config, "sweep.resume")),
     )
     atexit.register(_left_open, directory, os.getpid())
+    sys.excepthook = _interrupted
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    """Ctrl-C between two jobs is no bug, whose traceback somebody would want."""
+    if kind is KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, place)
 
 
 def space_of(overrides: list[str]) -> dict[str, list[str]]:
@@ -165,6 +176,18 @@ def _kill(manifest: dict[str, Any]) -> None:
     for _, job in sweep.jobs_of(manifest):
         if job["status"] == "RUNNING":
             job.update(status="KILLED", ended=_now())
+
+
+def hide_secrets_on_screen() -> None:
+    """Hydra's launchers log the overrides of each job, secrets in clear; hide them. Idempotent."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("hydra") and isinstance(logger, logging.Logger):
+            logger.addFilter(_hide)
+
+
+def _hide(line: logging.LogRecord) -> bool:
+    line.msg, line.args = redact_text(line.getMessage()), None
+    return True
 
 
 def hide_secrets(path: Path) -> None:
