@@ -6,6 +6,7 @@ import math
 import pytest
 from omegaconf import OmegaConf
 
+import daypoint
 from daypoint import config
 from daypoint.errors import ConfigError
 
@@ -124,3 +125,13 @@ def test_no_text_is_evaluated_whatever_stands_before_its_interpolation(monkeypat
         texts = ["".join(chosen) for chosen in itertools.product(pieces, repeat=length)]
         read = OmegaConf.create(config.to_yaml(config.escaped({"texts": texts})).decode())
         assert OmegaConf.to_container(read, resolve=True)["texts"] == texts
+
+
+def test_a_part_of_the_config_without_a_target_cannot_be_made_into_anything():
+    cfg = OmegaConf.create({"model": {"width": 3, "outputs": 7}, "loss": {}})
+    with pytest.raises(
+        ConfigError, match=r"^model: expected a _target_.*found width, outputs; name the class"
+    ):
+        daypoint.instantiate(cfg.model)
+    with pytest.raises(ConfigError, match=r"loss: expected a _target_.*found nothing"):
+        daypoint.instantiate(cfg.loss)

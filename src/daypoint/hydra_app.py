@@ -100,10 +100,19 @@ def instantiate(node: Any, **arguments: Any) -> Any:
     Args:
         node: a part of the config with a `_target_`.
         arguments: more arguments for the target.
+
+    Raises:
+        ConfigError: it has no `_target_`; Hydra would give back the config itself.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate as hydras
 
+    with one_message():
+        if OmegaConf.is_dict(node) and "_target_" not in node:
+            raise ConfigError(
+                f"{node._get_full_key(None) or 'config'}: expected a _target_ that says what to make, "
+                f"found {', '.join(map(str, node)) or 'nothing'}; name the class, such as _target_: my_package.MyNet"
+            )
     try:
         return hydras(node, **arguments)
     except InstantiationException as error:
