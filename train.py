@@ -49,6 +49,7 @@ def main(cfg: DictConfig) -> float | None:
         if daypoint.print_shapes(model, x.to(device)):
             raise SystemExit(1)
         return None
+    training.check_outputs(model, criterion, data, device)
     step_model = torch.compile(model) if cfg.trainer.compile else model
     monitor = cfg.trainer.monitor or ("val/accuracy" if data.task == "classification" else "val/loss")
 
