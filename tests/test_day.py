@@ -129,6 +129,18 @@ def test_runs_are_listed_oldest_first_and_job_10_after_job_2(tmp_path):
     assert day.run_directories(tmp_path) == [early, jobs[2], jobs[1], jobs[0], late]
 
 
+def test_the_runs_of_all_days_are_listed_by_day_and_nothing_else_in_outputs_is(tmp_path):
+    days = [make_run(tmp_path / tag / "120000-000000") for tag in ("20260330", "20260328", "20260329")]
+    make_run(tmp_path / "archive" / "120000-000000")
+    (tmp_path / "20260327").write_text("a file")
+    assert day.run_directories(tmp_path) == [days[1], days[2], days[0]]
+
+
+def test_a_run_that_is_not_filed_under_a_day_is_called_by_its_path(tmp_path):
+    for run in (tmp_path / "archive" / "1", tmp_path / "20260328", tmp_path.parent / "elsewhere"):
+        assert day.address_of(run, tmp_path) == str(run)
+
+
 def test_an_address_is_a_day_a_beginning_a_job_or_a_path(tmp_path):
     base = tmp_path / "20260328"
     run = make_run(base / "141502-123456")
@@ -173,6 +185,15 @@ def test_the_project_of_a_script_does_not_depend_on_the_working_directory(tmp_pa
         [sys.executable, "../project/script.py"], cwd=elsewhere, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(project)
+
+
+def test_the_project_of_an_installed_command_is_where_it_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    command = os.path.join(sys.prefix, "bin", "daypoint")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", command, raising=False)
+    assert day.project_root() == tmp_path
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~nosuchuser/x", "a\0b"])
