@@ -141,6 +141,13 @@ def test_a_run_that_is_not_filed_under_a_day_is_called_by_its_path(tmp_path):
         assert day.address_of(run, tmp_path) == str(run)
 
 
+def test_the_outputs_of_a_run_are_above_its_day_and_unknown_elsewhere(tmp_path):
+    base = tmp_path / "20260328"
+    for run in (base / "141502-123456", base / "sweep-141600-000000" / "3"):
+        assert day.outputs_of(run, "20260328") == tmp_path
+    assert day.outputs_of(tmp_path / "elsewhere" / "1", "20260328") is None
+
+
 def test_an_address_is_a_day_a_beginning_a_job_or_a_path(tmp_path):
     base = tmp_path / "20260328"
     run = make_run(base / "141502-123456")

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from daypoint.stats import RunningStats
@@ -315,6 +315,7 @@ def test_a_misspelt_attribute_is_an_error():
     st.lists(anything, max_size=4),
     st.lists(st.one_of(st.floats(allow_nan=False, allow_infinity=False), extremes.filter(math.isfinite))),
 )
+@example([], [1.7e308, -1.7e308])
 def test_many_at_once_are_the_same_to_the_last_digit(before, values):
     one, many = RunningStats(), RunningStats()
     for value in before:
