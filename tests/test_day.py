@@ -161,6 +161,19 @@ def test_an_address_is_a_day_a_beginning_a_job_or_a_path(tmp_path):
     assert day.matching("20260329", tmp_path) == []
 
 
+def test_a_job_is_addressed_by_its_whole_number(tmp_path):
+    jobs = [make_run(tmp_path / "20260328" / "sweep-141600-000000" / str(n)) for n in (3, 30)]
+    assert day.matching("20260328/sweep-1416/3", tmp_path) == [jobs[0]]
+
+
+def test_a_day_in_an_address_may_be_a_word(tmp_path):
+    today, yesterday = date.today(), date.today() - timedelta(days=1)
+    runs = [make_run(tmp_path / day.tag(of) / "141502-123456") for of in (today, yesterday)]
+    if date.today() == today:  # else midnight has just passed
+        assert day.matching("today/1415", tmp_path) == [runs[0]]
+        assert day.matching("yesterday", tmp_path) == [runs[1]]
+
+
 @pytest.mark.parametrize("address", ["../20260328", "20260328/../..", "20260328/", "/", "", "\0"])
 def test_an_address_never_leads_outside(tmp_path, address):
     outside = make_run(tmp_path / "elsewhere" / "1")
