@@ -286,6 +286,21 @@ def test_debug_shapes_prints_the_table_and_leaves_no_run(project):
     assert not project.outputs.exists() or not list(project.outputs.rglob("*"))
 
 
+def test_debug_shapes_of_a_model_that_fails_names_the_module_and_ends_with_1(project):
+    (project.root / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def make(outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(60, 5), nn.LazyLinear(outputs))\n"
+    )
+    (project.root / "conf" / "model" / "mine.yaml").write_text(
+        "_target_: my_models.make\noutputs: ${data.outputs}\n"
+    )
+    done = project.train("debug=shapes", "model=mine", check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "error: 1 (Linear): failed on input [64, 64], after 0 returned" in done.stdout
+    assert project.runs() == []
+
+
 def test_a_directory_that_holds_a_run_is_refused_before_hydra_touches_it(project):
     directory = project.root / "D"
     project.train("tracking=off", "trainer.epochs=1", f"hydra.run.dir={directory}")
