@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -59,6 +60,22 @@ def test_the_day_is_that_of_the_configured_zone():
 def test_now_is_aware_of_its_zone():
     assert day.now("Asia/Kolkata").utcoffset() == timedelta(hours=5, minutes=30)
     assert day.now("local").utcoffset() is not None
+
+
+@pytest.fixture
+def machine_in_kolkata(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("machine_in_kolkata")
+def test_the_local_day_is_that_of_the_machine_and_not_of_utc():
+    evening = datetime(2026, 1, 1, 20, 30, tzinfo=UTC)
+    assert day.tag(evening.astimezone(day.zone("local"))) == "20260102"
+    assert day.now().utcoffset() == timedelta(hours=5, minutes=30)
 
 
 def test_a_claim_makes_the_dated_directory(tmp_path):
