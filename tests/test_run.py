@@ -144,6 +144,16 @@ def test_a_refused_value_leaves_nothing_of_its_call(cfg):
     assert [b["step"] for b in events(run, "batch")] == [0, 1]
 
 
+def test_the_batch_size_makes_the_refusal_of_an_unreduced_loss_exact(cfg):
+    with daypoint.open_run(cfg) as run:
+        for _ in range(3):  # at the first, and when rows are being spooled
+            with pytest.raises(
+                ScalarError, match=r"per-sample \(batch size 8\): reduce it first, e\.g\. loss\.mean\(\)"
+            ):
+                run.log(loss=torch.zeros(8), batch_size=8)
+            run.log(loss=0.5)
+
+
 @pytest.mark.parametrize("step", [5, torch.tensor(5), __import__("numpy").int64(5)])
 def test_a_step_becomes_an_exact_int_and_the_next_one_follows(cfg, step):
     with daypoint.open_run(cfg) as run:
