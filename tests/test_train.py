@@ -252,8 +252,31 @@ def test_what_cannot_work_is_one_message_and_leaves_no_trace(project, overrides,
     done = project.train(*overrides, check=False)
     assert done.returncode != 0
     assert re.search(message, done.stderr + done.stdout)
+    assert "Traceback" not in done.stderr
     assert not project.outputs.exists() or not list(project.outputs.rglob("*"))
     assert not (project.root / "mlruns").exists()
+
+
+def test_a_value_that_needs_quotes_is_refused_with_the_quotes(project):
+    done = project.train("resume=out/epoch=1-step=2.ckpt", check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: resume=out/epoch=1-step=2.ckpt: expected quotes around a value with such characters; "
+        """write "resume='out/epoch=1-step=2.ckpt'"\n"""
+    )
+
+
+def test_an_interpolation_on_the_command_line_is_recorded_as_given_and_resolved_once(project):
+    project.train("+seed=${trainer.seed}", "trainer.seed=7", "tracking=off", "trainer.epochs=0")
+    record = identity.read_run(project.runs()[0])
+    assert record["config"]["seed"] == 7
+    assert record["attempts"][0]["overrides"][0] == "+seed=${trainer.seed}"
+
+
+def test_an_interpolation_on_the_command_line_that_leads_nowhere_is_one_message(project):
+    done = project.train("+seed=${nowhere}", "tracking=off", check=False)
+    assert (done.returncode, done.stderr) == (1, "error: seed: Interpolation key 'nowhere' not found\n")
+    assert project.runs() == []
 
 
 def test_debug_shapes_prints_the_table_and_leaves_no_run(project):
@@ -261,6 +284,21 @@ def test_debug_shapes_prints_the_table_and_leaves_no_run(project):
     assert "Conv2d" in done.stdout
     assert "10" in done.stdout
     assert not project.outputs.exists() or not list(project.outputs.rglob("*"))
+
+
+def test_debug_shapes_of_a_model_that_fails_names_the_module_and_ends_with_1(project):
+    (project.root / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def make(outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(60, 5), nn.LazyLinear(outputs))\n"
+    )
+    (project.root / "conf" / "model" / "mine.yaml").write_text(
+        "_target_: my_models.make\noutputs: ${data.outputs}\n"
+    )
+    done = project.train("debug=shapes", "model=mine", check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "error: 1 (Linear): failed on input [64, 64], after 0 returned" in done.stdout
+    assert project.runs() == []
 
 
 def test_a_directory_that_holds_a_run_is_refused_before_hydra_touches_it(project):

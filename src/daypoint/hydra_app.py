@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import copy
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from daypoint import day, hydra_sweep, ranks, sweep, sweep_resume
 from daypoint.config import SCHEMAS, Sweep, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
+from daypoint.redaction import redact_overrides
 
 RUN_DIRECTORY = "${daypoint.run_dir:}"
 SWEEP_DIRECTORY = "${daypoint.sweep_dir:}"
@@ -70,10 +72,15 @@ def current_job() -> HydraJob | None:
     hydra = HydraConfig.get()
     return HydraJob(
         directory=Path(hydra.runtime.output_dir),
-        overrides=list(hydra.overrides.task),
+        overrides=overrides_of(hydra),
         choices={str(group): str(member) for group, member in hydra.runtime.choices.items()},
         sweep_job=int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None,
     )
+
+
+def overrides_of(hydra: DictConfig) -> list[str]:
+    """What was given on the command line, as given: `${...}` in it is not resolved, which may fail."""
+    return OmegaConf.to_container(hydra.overrides.task, resolve=False)  # type: ignore
 
 
 @contextlib.contextmanager
@@ -132,6 +139,34 @@ def parsed_overrides(overrides: list[str]) -> list[tuple[str, Any]]:
     return [(item.key_or_group, None if item.is_delete() else item.value()) for item in parsed]
 
 
+def check_quotes(arguments: list[str]) -> None:
+    """Say how to quote a value that Hydra cannot read as it stands (`resume=epoch=1-step=2.ckpt`).
+
+    Raises:
+        ConfigError: there is one, and quotes help.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    parser = OverridesParser.create()
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if text.startswith(("-", "~")) or not equals or value.startswith(("[", "{", "'", '"')):
+            continue
+        try:
+            parser.parse_overrides([text])
+        except OverrideParseException:
+            parts = ["'" + part.replace("'", r"\'") + "'" for part in value.split(",")]
+            quoted = f"{key}={','.join(parts)}"
+            with contextlib.suppress(OverrideParseException):
+                parser.parse_overrides([quoted])
+                text, quoted = redact_overrides([text, quoted])
+                typed = shlex.quote(quoted) if set(quoted) & set('"$`!\\') else f'"{quoted}"'
+                raise ConfigError(
+                    f"{text}: expected quotes around a value with such characters; write {typed}"
+                ) from None
+
+
 def register_configs() -> None:
     """Make daypoint's config known to Hydra; call it once, before `@hydra.main` runs. Idempotent.
 
@@ -142,6 +177,7 @@ def register_configs() -> None:
     from hydra.core.config_store import ConfigStore
 
     with _one_message_and_exit():
+        check_quotes(sys.argv[1:])
         sys.argv[1:] = sweep_resume.expand_resume(sys.argv[1:], day.project_root() / "outputs")
     OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
@@ -247,7 +283,7 @@ class Preflight:
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         if ranks.is_main():
-            hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+            hydra_sweep.flag_repeated_keys(overrides_of(config.hydra))
         with _one_message_and_exit(), _hydra_visible(config):
             target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
             if "${" not in target:
@@ -261,7 +297,7 @@ class Preflight:
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
             if ranks.is_main():
-                hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+                hydra_sweep.flag_repeated_keys(overrides_of(config.hydra))
                 hydra_sweep.hide_secrets_on_screen()
                 hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 

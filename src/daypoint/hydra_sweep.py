@@ -81,7 +81,8 @@ def check_job() -> None:
 
 def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
     """The sweep starts, or goes on: write its manifest, and see that it gets an end."""
-    overrides = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
+    given: list[str] = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # type: ignore
+    overrides = [text for text in given if not text.startswith("sweep.")]
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     space = space_of([f"{key}={value}" for key, value in params.items()] + overrides)
     sweep.create(
