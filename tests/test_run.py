@@ -533,3 +533,11 @@ def test_a_value_without_a_name_is_refused_with_the_way_to_name_it(cfg):
                 log(torch.tensor(1.0))
         run.log(loss=1.0)
     assert len(events(run, "batch")) == 1
+
+
+def test_a_name_that_reads_like_markup_does_not_stop_the_bar(cfg, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if this were a terminal
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1, batches=2):
+            run.log({"mAP[/0.5]": 0.25})
+    assert "mAP[/0.5] 0.25" in capsys.readouterr().err

@@ -68,7 +68,7 @@ class RunConsole:
                 BarColumn(bar_width=30),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[metrics]}"),
+                TextColumn("{task.fields[metrics]}", markup=False),  # `mAP[/0.5]` is a name
                 console=self._err,
                 transient=True,
                 auto_refresh=False,
