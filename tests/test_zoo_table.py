@@ -386,3 +386,35 @@ def test_text_among_numbers_is_found_in_whichever_part_it_fell(tmp_path):
         rows[row] = f"oops,{row % 2}"
         (tmp_path / "t.csv").write_text("a,y\n" + "\n".join(rows) + "\n")
         assert "numbers beside text such as 'oops'" in refusal(tmp_path / "t.csv", "y")
+
+
+def test_a_column_that_is_excluded_may_hold_anything(tmp_path):
+    path = save(people().assign(tags=[[1, 2]] * 60), tmp_path / "t.parquet")
+    assert "data.exclude=[tags]" in refusal(path, "city")
+    without = save(people(), tmp_path / "u.parquet")
+    assert Table(path, "city", exclude=["tags"]).input_shape == Table(without, "city").input_shape
+
+
+def test_a_tab_can_be_given_as_the_hint_says_it(tmp_path):
+    path = tmp_path / "t.csv"
+    people().to_csv(path, index=False, sep="\t")
+    assert r"data.separator='\t'" in refusal(str(path), "city")
+    assert (
+        Table(str(path), "city", separator=r"\t").input_shape
+        == Table(str(path), "city", separator="\t").input_shape
+    )
+
+
+def test_a_separator_of_several_characters_is_refused(tmp_path):
+    path = save(people(), tmp_path / "t.csv")
+    assert "data.separator: expected one character" in refusal(path, "city", separator="||")
+
+
+def test_text_in_another_encoding_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(people().assign(city="Malmö").to_csv(index=False).encode("latin-1"))
+    assert "save it as UTF-8" in refusal(str(path), "age")
+
+
+def test_a_path_that_no_file_can_have_is_refused(tmp_path):
+    assert "found nothing at" in refusal("x" * 300 + ".csv", "y")
