@@ -116,6 +116,25 @@ def test_a_store_in_memory_is_refused(uri):
         store.tracking_uri(uri, ROOT)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://",
+        "http:/host",
+        "https:host",
+        "http://:5000",
+        "http://host:abc",
+        "http://host:99999",
+        "http://h\n",
+    ],
+)
+def test_an_address_without_a_host_or_with_an_impossible_port_is_refused(uri):
+    with pytest.raises(
+        ConfigError, match=r"tracking\.uri: expected a server's address such as http://host:5000"
+    ):
+        store.tracking_uri(uri, ROOT)
+
+
 def test_a_misspelt_scheme_is_refused():
     with pytest.raises(ConfigError, match=r"found 'htp://tracking\.lan'"):
         store.tracking_uri("htp://tracking.lan", ROOT)

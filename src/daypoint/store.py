@@ -21,10 +21,11 @@ import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from daypoint.errors import ConfigError, StoreError
 from daypoint.keys import epoch_key, flatten, mlflow_key, name_of
+from daypoint.redaction import redact_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -76,6 +77,7 @@ def tracking_uri(uri: str | None, root: Path) -> str:
     match = re.match(r"([A-Za-z][\w.-]*)(\+\w+)?:", uri)
     scheme = match[1] if match else None
     if scheme in ("http", "https"):
+        _check_host(uri, setting)
         return uri.rstrip("/")
     if uri == "databricks" or scheme in ("databricks", "databricks-uc", "uc", "postgresql", "mysql", "mssql"):
         return uri
@@ -92,6 +94,18 @@ def tracking_uri(uri: str | None, root: Path) -> str:
         f"{setting}: expected sqlite:///FILE, http(s)://HOST, postgresql://…, mysql://…, mssql://… or databricks, "
         f"found {uri!r}"
     )
+
+
+def _check_host(uri: str, setting: str) -> None:
+    try:
+        there = urlsplit(uri)
+        is_whole = bool(there.hostname) and there.port != 0 and uri.isprintable()
+    except ValueError:  # a port that is none
+        is_whole = False
+    if not is_whole:
+        raise ConfigError(
+            f"{setting}: expected a server's address such as http://host:5000, found {redact_text(uri)!r}"
+        )
 
 
 def _absolute_sqlite(uri: str, root: Path, setting: str) -> str:
