@@ -47,6 +47,7 @@ def test_a_setting_of_the_wrong_type_is_named():
             "x" * 501,
             r"tracking\.experiment: expected 1 to 500 characters, found 501",
         ),
+        ("tracking", "tags", {"team": None}, r"tracking\.tags\.team: "),
         ("tracking", "name", "x" * 251, r"tracking\.name: expected at most 250 characters, found 251"),
     ],
 )

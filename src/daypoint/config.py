@@ -180,7 +180,7 @@ def section(config: Mapping[str, Any], name: str) -> Any:
             OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(given)))
         )
     except OmegaConfBaseException as error:
-        key = f"{name}.{error.key}" if error.key else name
+        key = f"{name}.{error.full_key}" if error.full_key else name
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from None
 
 
