@@ -10,7 +10,7 @@ import pytest
 
 from daypoint import day, files, identity, parent, sweep
 from daypoint.errors import AddressError, ConfigError, RunError
-from daypoint.hydra_sweep import expand_resume
+from daypoint.hydra_sweep import expand_resume, flag_repeated_keys
 
 QUICK = ("-m", "data=linear", "data.rows=64", "trainer.epochs=1", "model=linear")
 
@@ -442,3 +442,8 @@ def test_a_resumed_sweep_has_the_overrides_that_it_had(tmp_path):
 )
 def test_any_other_command_line_is_left_alone(tmp_path, arguments):
     assert expand_resume(arguments, tmp_path) == arguments
+
+
+def test_a_group_that_is_replaced_is_not_given_twice(capsys):
+    flag_repeated_keys(["~scheduler", "+scheduler={_target_:my.Schedule}"])
+    assert capsys.readouterr().err == ""

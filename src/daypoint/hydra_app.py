@@ -62,7 +62,7 @@ def current_job() -> HydraJob | None:
     hydra = HydraConfig.get()
     return HydraJob(
         directory=Path(hydra.runtime.output_dir),
-        overrides=list(hydra.overrides.task),
+        overrides=hydra_sweep.as_given(hydra.overrides.task),
         choices={str(group): str(member) for group, member in hydra.runtime.choices.items()},
         sweep_job=int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None,
     )
@@ -201,8 +201,10 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
         )
         moment = day.now(tracking.timezone)
         if ranks.is_main():
-            directory = day.claim(outputs_directory(tracking), moment, "sweep-" if kind == "sweep" else "")
-            atexit.register(_remove_if_empty, directory)
+            outputs = outputs_directory(tracking)
+            made = [path for path in (outputs, *outputs.parents) if not path.exists()]
+            directory = day.claim(outputs, moment, "sweep-" if kind == "sweep" else "")
+            atexit.register(_remove_if_empty, [directory, directory.parent, *made])
             ranks.agree(kind, str(directory))
         else:
             directory = Path(ranks.agree(kind, ""))
@@ -211,11 +213,14 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
     return _claimed[kind]
 
 
-def _remove_if_empty(directory: Path) -> None:
+def _remove_if_empty(made: list[Path]) -> None:
     """A program that ended before it opened a run (debug=shapes, a data file that is not there) leaves no
     directory.
+
+    Args:
+        made: what it made, innermost first.
     """
-    for path in (directory, directory.parent):
+    for path in made:
         try:
             path.rmdir()
         except OSError:
@@ -231,7 +236,7 @@ class Preflight:
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         if ranks.is_main():
-            hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+            hydra_sweep.flag_repeated_keys(hydra_sweep.as_given(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
             target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
             if "${" not in target:
@@ -245,7 +250,7 @@ class Preflight:
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
             if ranks.is_main():
-                hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+                hydra_sweep.flag_repeated_keys(hydra_sweep.as_given(config.hydra.overrides.task))
                 hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None: ...

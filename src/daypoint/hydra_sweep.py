@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from daypoint import day, sweep
 from daypoint.errors import ConfigError, DaypointError
@@ -78,7 +78,7 @@ def check_job() -> None:
 
 def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
     """The sweep starts, or goes on: write its manifest, and see that it gets an end."""
-    overrides = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
+    overrides = [text for text in as_given(config.hydra.overrides.task) if not text.startswith("sweep.")]
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     space = space_of([f"{key}={value}" for key, value in params.items()] + overrides)
     sweep.create(
@@ -87,11 +87,16 @@ def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
         overrides=redact_overrides(overrides),
         space=space,
         hydra_overrides=redact_overrides(
-            [text for text in config.hydra.overrides.hydra if text != "hydra.mode=MULTIRUN"]
+            [text for text in as_given(config.hydra.overrides.hydra) if text != "hydra.mode=MULTIRUN"]
         ),
         resumes=bool(OmegaConf.select(config, "sweep.resume")),
     )
     atexit.register(_left_open, directory, os.getpid())
+
+
+def as_given(overrides: ListConfig) -> list[str]:
+    """Overrides as they stand on the command line. Taken one by one, `lr=${base}` would be interpolated, or fail."""
+    return list(OmegaConf.to_container(overrides, resolve=False))
 
 
 def space_of(overrides: list[str]) -> dict[str, list[str]]:
@@ -254,10 +259,13 @@ def _point(overrides: list[str]) -> list[str] | None:
 
 def flag_repeated_keys(overrides: list[str]) -> None:
     """Hydra takes the last of two overrides of one key, without a word."""
-    keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    overrides = [
+        text for text in overrides if not text.startswith("~")
+    ]  # `~scheduler +scheduler=…` replaces it
+    keys = [text.lstrip("+").partition("=")[0] for text in overrides]
     for key in sorted({key for key in keys if keys.count(key) > 1}):
         given = ", ".join(
-            redact_overrides([text for text in overrides if text.lstrip("+~").partition("=")[0] == key])
+            redact_overrides([text for text in overrides if text.lstrip("+").partition("=")[0] == key])
         )
         print(
             f"warning: {key} is given {keys.count(key)} times ({given}); the last one counts", file=sys.stderr
