@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import sqlite3
 import tempfile
 import time
@@ -191,7 +192,7 @@ def check_experiment(uri: str, name: str) -> None:
         if _is_half_made(path):
             raise StoreError(
                 f"{path}: expected the tables of MLflow, found a store left half-made (two programs created it at once, "
-                f"or one was killed); move it away, `mv {path} {path}.broken`, and fill a new one from the runs "
+                f"or one was killed); move it away, `{_move(path, 'broken')}`, and fill a new one from the runs "
                 "themselves, `daypoint sync --all`"
             )
         found = _query(path, question, name)
@@ -206,13 +207,17 @@ def check_experiment(uri: str, name: str) -> None:
             raise StoreError(text)
 
 
+def _move(path: Path, suffix: str) -> str:
+    return f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.{suffix}')}"
+
+
 def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str) -> str | None:
     """What keeps runs out of an experiment that is there already, in words; None if nothing does."""
     other = "choose another name with tracking.experiment=NAME"
     if stage == "deleted":
         return (
             f"experiment {name!r}: expected a live one, found one that was deleted in MLflow; restore it with "
-            f"`MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {experiment_id}`, or {other}"
+            f"`MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow experiments restore -x {experiment_id}`, or {other}"
         )
     if not _is_database(uri):
         return None  # a server looks after its artifacts itself
@@ -222,10 +227,10 @@ def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str
             f"that made this experiment can write; set tracking.uri to that server, or {other}"
         )
     if location.startswith("/") and not Path(location).parent.parent.exists():
-        path = sqlite_path(uri) or "STORE"
+        path = sqlite_path(uri) or Path("STORE")
         return (
             f"experiment {name!r}: expected its artifacts under {location}, found no such place (was the project moved?); "
-            f"move the store away, `mv {path} {path}.moved`, and fill a new one from the runs themselves, "
+            f"move the store away, `{_move(path, 'moved')}`, and fill a new one from the runs themselves, "
             f"`daypoint sync --all`; or {other}"
         )
     return None
@@ -305,7 +310,7 @@ def _first_contact(uri: str) -> None:
             raise
         raise StoreError(
             f"{uri}: expected the tables of the installed MLflow, found those of another version; make a backup, then "
-            f"run `mlflow db upgrade {uri}`"
+            f"run `mlflow db upgrade {shlex.quote(uri)}`"
         ) from error
 
 
