@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,8 @@ import torch
 from test_zoo_data import assert_same, batches
 
 from daypoint.errors import ConfigError
+from daypoint.hydra_app import parsed_overrides
+from daypoint.zoo.columns import typed
 from daypoint.zoo.data import split_rows
 from daypoint.zoo.table import Table
 
@@ -233,7 +236,7 @@ def test_texts_that_stand_for_a_missing_value_can_be_given(tmp_path):
     frame.loc[3, "age"] = "?"
     path = save(frame, tmp_path / "t.csv")
     with pytest.raises(
-        ConfigError, match=r"'age' has numbers beside text such as '\?' \(data.missing=\['\?'\]\?\)"
+        ConfigError, match=r"'age' has numbers beside text such as '\?' \(\"data.missing=\['\?'\]\"\?\)"
     ):
         Table(path, target="city")
     assert "mean" in Table(path, target="city", missing=["?"]).preparation["features"]["age"]
@@ -262,7 +265,7 @@ def test_an_unknown_target_names_the_columns_and_the_nearest(tmp_path):
 def test_another_separator_is_recognised(tmp_path):
     path = tmp_path / "t.csv"
     people().to_csv(path, sep=";", index=False)
-    assert "give data.separator=';'" in refusal(path, "city")
+    assert """give "data.separator=';'\"""" in refusal(path, "city")
     assert Table(str(path), "city", separator=";").rows == 60
 
 
@@ -333,7 +336,7 @@ def test_columns_that_tell_nothing_are_refused_all_at_once(tmp_path):
     assert "'full name' has 160 different texts" in message
     assert "'empty' has no values" in message
     assert "'Unnamed: 0' has no name in the file (row numbers?)" in message
-    assert message.endswith("data.exclude=['Unnamed: 0','full name',empty]")
+    assert message.endswith("""\"data.exclude=['Unnamed: 0','full name',empty]\"""")
     assert Table(str(path), "city", exclude=["Unnamed: 0", "full name", "empty"]).rows == 200
 
 
@@ -418,3 +421,11 @@ def test_text_in_another_encoding_is_refused_with_the_remedy(tmp_path):
 
 def test_a_path_that_no_file_can_have_is_refused(tmp_path):
     assert "found nothing at" in refusal("x" * 300 + ".csv", "y")
+
+
+@pytest.mark.parametrize(
+    "value", [";", "|", ["größe"], ["Height (cm)", "a"], ["it's $5"], ["x, y", 'a "b"'], [r"a\b"]]
+)
+def test_a_setting_in_a_message_can_be_typed_as_it_stands(value):
+    (override,) = shlex.split(typed("data.x", value))
+    assert parsed_overrides([override]) == [("data.x", value)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
+import shlex
 from decimal import Decimal
 from numbers import Number
 from pathlib import Path
@@ -128,7 +129,8 @@ def _check_name(name: str, names: list[str], file: Path) -> None:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
-        hint = f"; its values seem to be separated by {other!r}: give data.separator={other!r}"
+        given = r"data.separator='\t'" if other == "\t" else typed("data.separator", other)
+        hint = f"; its values seem to be separated by {other!r}: give {given}"
     shown = ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
     raise ConfigError(f"data: expected a column named {name!r} in {file}, found {shown}{hint}")
 
@@ -160,7 +162,7 @@ def _column(name: str, column: pd.Series) -> Column:
     found = sorted({type(value).__name__ for value in column[~missing]})
     raise ConfigError(
         f"data: column {name!r}: expected numbers or text, found {', '.join(found)}; "
-        f"leave it out: data.exclude=[{quoted(name)}]"
+        f"leave it out: {typed('data.exclude', [name])}"
     )
 
 
@@ -168,6 +170,16 @@ def _text(column: pd.Series, missing: pd.Series) -> list[str | None]:
     return [None if gone else str(value) for gone, value in zip(missing, column, strict=True)]
 
 
-def quoted(text: str) -> str:
-    """A text as Hydra's command line takes it in a list."""
-    return text if text.replace("_", "").isalnum() else "'" + text.replace("'", "\\'") + "'"
+def typed(key: str, value: str | list[str]) -> str:
+    """A setting as it can be typed in a shell, which takes one pair of quotes off before Hydra reads the rest."""
+    text = _quoted(value) if isinstance(value, str) else f"[{','.join(map(_quoted, value))}]"
+    override = f"{key}={text}"
+    if "'" not in override:
+        return override
+    return shlex.quote(override) if set(override) & set('"$`\\!') else f'"{override}"'
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra takes it, whose bare words are ASCII."""
+    is_bare = text.isascii() and text.replace("_", "").isalnum()
+    return text if is_bare else "'" + text.replace("'", "\\'") + "'"
