@@ -146,6 +146,11 @@ def test_a_path_that_would_be_read_as_another_one_is_refused(name):
         store.tracking_uri(None if name is None else "sqlite:///m.db", ROOT / name)
 
 
+def test_a_project_whose_path_no_uri_can_hold_is_told_the_setting_to_give(no_variable):
+    with pytest.raises(ConfigError, match=r"^tracking\.uri: .*give the store another place"):
+        store.tracking_uri(None, Path("/home/ada/100%41"))
+
+
 def test_artifacts_lie_beside_a_sqlite_file():
     assert store.artifact_root("sqlite:////data/team/mlflow.db", ROOT) == "/data/team/artifacts"
 

@@ -71,8 +71,9 @@ def tracking_uri(uri: str | None, root: Path) -> str:
     """
     setting = "tracking.uri"
     if uri is None:
-        setting = "MLFLOW_TRACKING_URI"
-        uri = os.environ.get(setting) or "sqlite:///mlruns/mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        setting = "MLFLOW_TRACKING_URI" if uri else setting
+        uri = uri or "sqlite:///mlruns/mlflow.db"
     if uri.startswith("sqlite:") or (":" not in uri and uri.endswith((".db", ".sqlite", ".sqlite3"))):
         return _absolute_sqlite(uri, root, setting)
     match = re.match(r"([A-Za-z][\w.-]*)(\+\w+)?:", uri)
