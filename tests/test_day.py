@@ -237,3 +237,20 @@ def test_the_project_of_an_installed_command_is_where_it_is_typed(tmp_path, monk
 def test_what_can_be_no_path_names_no_run(tmp_path, text):
     assert day.as_path(text) is None
     assert day.matching(text, tmp_path) == []
+
+
+def test_a_day_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
+    """A program that opened no run removes the empty day it has made, just when another claims in it."""
+    made, usual = [], os.mkdir
+
+    def mkdir(path, *rest):
+        usual(path, *rest)
+        made.append(path)
+        if len(made) == 1:
+            os.rmdir(path)
+
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    directory = day.claim(tmp_path / "outputs", day.now("UTC"))
+    assert directory.is_dir()
+    assert len(made) == 3

@@ -579,3 +579,28 @@ def test_a_value_without_a_name_is_refused_with_the_way_to_name_it(cfg):
                 log(torch.tensor(1.0))
         run.log(loss=1.0)
     assert len(events(run, "batch")) == 1
+
+
+def test_a_name_that_reads_like_markup_does_not_stop_the_bar(cfg, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if this were a terminal
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1, batches=2):
+            run.log({"mAP[/0.5]": 0.25})
+    assert "mAP[/0.5] 0.25" in capsys.readouterr().err
+
+
+def test_the_next_commands_can_be_typed_when_the_paths_have_spaces(tmp_path):
+    root = tmp_path / "My Project"
+    root.mkdir()
+    (root / "pyproject.toml").touch()
+    settings = {"enabled": False, "outputs": "my runs"}
+    (root / "script.py").write_text(
+        f"import daypoint\nwith daypoint.open_run({{'tracking': {settings}}}): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, root / "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (run,) = (root / "my runs").glob("*/*")
+    assert f"  cd '{root}' " in done.stdout
+    assert f"  daypoint show '{run}' " in done.stdout
+    assert f"  daypoint ls {run.parent.name} --outputs '{root / 'my runs'}' " in done.stdout

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from daypoint import config, day, shelf, store
@@ -47,9 +48,11 @@ class Closing:
         self._process = os.getpid()
         root = Path(record["root"])
         outputs = config.outputs_directory(settings, root)
-        self._outputs = "" if outputs == root / "outputs" else f" --outputs {outputs}"
+        self._outputs = "" if outputs == root / "outputs" else f" --outputs {quote(str(outputs))}"
         # In a command that works from the project's directory.
-        self._called = str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
+        self._called = quote(
+            str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
+        )
 
     def say(self, status: str, summary: str | None, steps: int, latest: Mapping[str, Any]) -> None:
         """Wait for MLflow, and say how the run ended.
@@ -90,7 +93,9 @@ class Closing:
         elif self._courier is not None:
             commands.append(("daypoint ui", "compare the days in MLflow"))
         if day.project_root(Path.cwd()) != Path(self._record["root"]):
-            commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
+            commands.insert(
+                0, (f"cd {quote(self._record['root'])}", "the project that the runs are filed in")
+            )
         return commands
 
     @property
@@ -121,7 +126,7 @@ class Closing:
             page = outcome.url or ""
             ui = "daypoint ui"
             if self._record["tracking_uri"] != store.tracking_uri(None, Path(self._record["root"])):
-                ui += f" --uri {redact_text(self._record['tracking_uri'])}"
+                ui += f" --uri {quote(redact_text(self._record['tracking_uri']))}"
             address = page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `{ui}` runs)"
             return f"experiment {self._record['experiment']}, {address}"
         why = f" ({outcome.error})" if outcome.error else ""

@@ -2,7 +2,7 @@
 
 `register_configs()` puts into Hydra's ConfigStore the config `daypoint` and the schemas of `tracking` and
 `trainer`, so that a misspelt key or a wrong type fails while Hydra composes; what Hydra cannot see, the
-pre-flight check says. Both come before any directory is made. This is the only module that imports hydra,
+pre-flight check says. Both come before any directory is made. Only `overrides`, `hydra_sweep` and this module import hydra,
 inside functions. One number: one directory a process, claimed when Hydra first asks for it.
 Why it sits in Hydra as it does: docs/decisions/0003-hydra.md.
 """
@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import copy
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from daypoint import day, hydra_sweep, ranks, sweep, sweep_resume
+from daypoint import day, hydra_sweep, overrides, ranks, sweep, sweep_resume
 from daypoint.config import SCHEMAS, Sweep, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
-from daypoint.redaction import redact_overrides
 
 RUN_DIRECTORY = "${daypoint.run_dir:}"
 SWEEP_DIRECTORY = "${daypoint.sweep_dir:}"
@@ -72,15 +70,10 @@ def current_job() -> HydraJob | None:
     hydra = HydraConfig.get()
     return HydraJob(
         directory=Path(hydra.runtime.output_dir),
-        overrides=overrides_of(hydra),
+        overrides=overrides.as_given(hydra.overrides.task),
         choices={str(group): str(member) for group, member in hydra.runtime.choices.items()},
         sweep_job=int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None,
     )
-
-
-def overrides_of(hydra: DictConfig) -> list[str]:
-    """What was given on the command line, as given: `${...}` in it is not resolved, which may fail."""
-    return OmegaConf.to_container(hydra.overrides.task, resolve=False)  # type: ignore
 
 
 @contextlib.contextmanager
@@ -129,44 +122,6 @@ def instantiate(node: Any, **arguments: Any) -> Any:
             raise cause from None
 
 
-def parsed_overrides(overrides: list[str]) -> list[tuple[str, Any]]:
-    """Overrides as (key, value); a deleted key has the value None."""
-    if not overrides:
-        return []
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return [(item.key_or_group, None if item.is_delete() else item.value()) for item in parsed]
-
-
-def check_quotes(arguments: list[str]) -> None:
-    """Say how to quote a value that Hydra cannot read as it stands (`resume=epoch=1-step=2.ckpt`).
-
-    Raises:
-        ConfigError: there is one, and quotes help.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    parser = OverridesParser.create()
-    for text in arguments:
-        key, equals, value = text.partition("=")
-        if text.startswith(("-", "~")) or not equals or value.startswith(("[", "{", "'", '"')):
-            continue
-        try:
-            parser.parse_overrides([text])
-        except OverrideParseException:
-            parts = ["'" + part.replace("'", r"\'") + "'" for part in value.split(",")]
-            quoted = f"{key}={','.join(parts)}"
-            with contextlib.suppress(OverrideParseException):
-                parser.parse_overrides([quoted])
-                text, quoted = redact_overrides([text, quoted])
-                typed = shlex.quote(quoted) if set(quoted) & set('"$`!\\') else f'"{quoted}"'
-                raise ConfigError(
-                    f"{text}: expected quotes around a value with such characters; write {typed}"
-                ) from None
-
-
 def register_configs() -> None:
     """Make daypoint's config known to Hydra; call it once, before `@hydra.main` runs. Idempotent.
 
@@ -177,7 +132,7 @@ def register_configs() -> None:
     from hydra.core.config_store import ConfigStore
 
     with _one_message_and_exit():
-        check_quotes(sys.argv[1:])
+        overrides.check_quotes(sys.argv[1:])
         sys.argv[1:] = sweep_resume.expand_resume(sys.argv[1:], day.project_root() / "outputs")
     OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
@@ -253,8 +208,10 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
         )
         moment = day.now(tracking.timezone)
         if ranks.is_main():
-            directory = day.claim(outputs_directory(tracking), moment, "sweep-" if kind == "sweep" else "")
-            atexit.register(_remove_if_empty, directory)
+            outputs = outputs_directory(tracking)
+            made = [path for path in (outputs, *outputs.parents) if not path.exists()]
+            directory = day.claim(outputs, moment, "sweep-" if kind == "sweep" else "")
+            atexit.register(_remove_if_empty, [directory, directory.parent, *made])
             ranks.agree(kind, str(directory))
         else:
             directory = Path(ranks.agree(kind, ""))
@@ -263,11 +220,14 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
     return _claimed[kind]
 
 
-def _remove_if_empty(directory: Path) -> None:
+def _remove_if_empty(made: list[Path]) -> None:
     """A program that ended before it opened a run (debug=shapes, a data file that is not there) leaves no
     directory.
+
+    Args:
+        made: what it made, innermost first.
     """
-    for path in (directory, directory.parent):
+    for path in made:
         try:
             path.rmdir()
         except OSError:
@@ -283,7 +243,7 @@ class Preflight:
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         if ranks.is_main():
-            hydra_sweep.flag_repeated_keys(overrides_of(config.hydra))
+            overrides.flag_repeated_keys(overrides.as_given(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
             target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
             if "${" not in target:
@@ -297,7 +257,7 @@ class Preflight:
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
             if ranks.is_main():
-                hydra_sweep.flag_repeated_keys(overrides_of(config.hydra))
+                overrides.flag_repeated_keys(overrides.as_given(config.hydra.overrides.task))
                 hydra_sweep.hide_secrets_on_screen()
                 hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 

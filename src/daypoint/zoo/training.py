@@ -6,6 +6,7 @@ a run on a CPU.
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -106,6 +107,22 @@ def make_precision(
         return nullcontext, scaler
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return lambda: torch.autocast(device.type, dtype=dtype), scaler
+
+
+def check_steps(optimizer: Any, scheduler: Any) -> None:
+    """Refuse an optimizer or a scheduler whose `step` needs an argument, which train.py has not.
+
+    Raises:
+        ConfigError: a closure (LBFGS) or a metric (ReduceLROnPlateau) is needed.
+    """
+    for key, made in (("optimizer", optimizer), ("scheduler", scheduler)):
+        # Of the class: on the object it may be wrapped by torch.
+        _, *arguments = inspect.signature(type(made).step).parameters.values()
+        if needed := [each.name for each in arguments if each.default is each.empty and each.kind < 2]:
+            raise ConfigError(
+                f"{key}: expected one whose step() needs nothing, found {type(made).__name__}, which needs "
+                f"{', '.join(needed)}; choose another one, or give it that in train.py"
+            )
 
 
 @torch.no_grad()
