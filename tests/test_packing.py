@@ -116,7 +116,7 @@ def test_the_document_is_strict_json(value):
         {"lone surrogate": "\ud800", "\ud800": 1},
         [math.nan, math.inf, -math.inf, -0.0, 5e-324],
         {3, 1, 2},
-        frozenset({"b", "a"}),
+        frozenset({"ab"}),
         Counter({30: 1, 80: 2}),
         torch.Size([2, 3]),
         torch.float8_e4m3fn,
