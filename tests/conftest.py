@@ -43,7 +43,7 @@ class Project:
     def store(self):
         return self.root / "mlruns" / "mlflow.db"
 
-    def python(self, *arguments, cwd=None, check=True, timeout=120, **environment):
+    def python(self, *arguments, cwd=None, check=True, timeout=300, **environment):
         """Run python with these arguments; the completed process, with text output."""
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],

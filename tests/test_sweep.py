@@ -217,7 +217,7 @@ def test_a_killed_sweep_says_so_and_resume_runs_what_is_missing(project):
     process = project.start(
         project.root / "train.py",
         *QUICK[:2],
-        "data.rows=100000",
+        "data.rows=40000",
         *QUICK[3:],
         "optimizer.lr=0.1,0.2,0.3",
         "trainer.epochs=4",
