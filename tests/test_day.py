@@ -179,3 +179,11 @@ def test_the_project_of_a_script_does_not_depend_on_the_working_directory(tmp_pa
 def test_what_can_be_no_path_names_no_run(tmp_path, text):
     assert day.as_path(text) is None
     assert day.matching(text, tmp_path) == []
+
+
+def test_addresses_are_shortened_as_far_as_they_tell_runs_apart():
+    runs = ["20260328/141502-123456", "20260328/141503-1", "20260328/sweep-150233-654321/10", "/else/where"]
+    assert day.shortened(runs)[0::2] == ["20260328/141502", "20260328/sweep-150233/10"]
+    assert day.shortened(runs)[3] == "/else/where"
+    alike = ["20260328/141502-123456", "20260328/141502-123457"]
+    assert day.shortened(alike) == alike

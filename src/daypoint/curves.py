@@ -11,14 +11,14 @@ import difflib
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from daypoint import files, journal
+from daypoint import files, journal, keys
 from daypoint.day import RunFiles
 from daypoint.errors import ConfigError
 
@@ -246,9 +246,7 @@ def labels(runs: Sequence[RunCurves]) -> list[str]:
     """A name for each run that says what is different about it: the overrides that not all have, and the
     time where that is not enough.
     """
-    from daypoint.keys import flatten
-
-    given = [dict(_overrides(run.record)) for run in runs]
+    given = [keys.given(run.record["attempts"][0]["overrides"]) for run in runs]
     differing = [
         key
         for key in dict.fromkeys(key for overrides in given for key in overrides)
@@ -257,7 +255,7 @@ def labels(runs: Sequence[RunCurves]) -> list[str]:
     last = [key.rpartition(".")[2] for key in differing]
     found = []
     for run, overrides in zip(runs, given, strict=True):
-        config = flatten(run.record["config"])
+        config = keys.flatten(run.record["config"])
         parts = []
         for key, short in zip(differing, last, strict=True):
             value = overrides.get(key, config.get(key))
@@ -277,12 +275,6 @@ def labels(runs: Sequence[RunCurves]) -> list[str]:
 def _is_unique(when: str, runs: Sequence[RunCurves]) -> bool:
     short = when.partition("-")[0]
     return not when.startswith("sweep-") and sum(short in run.address for run in runs) == 1
-
-
-def _overrides(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for text in record["attempts"][0]["overrides"]:
-        key, _, value = text.lstrip("+~").partition("=")
-        yield key, value
 
 
 def name_of(run: RunCurves) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daypoint import catalog, day, identity, sweep
+from daypoint import catalog, day, identity, keys, sweep, tables
 from daypoint.facts import FACTS, RunFacts
 from daypoint.grammar import parse, parse_name
 from daypoint.query import MISSING, Name, names
@@ -21,7 +21,7 @@ from daypoint.tables import Table
 
 PARAMS = 8
 METRICS = 4
-"""Columns of varying hyperparameters and of metrics, unless others are asked for."""
+"""Columns of varying hyperparameters and of metrics, unless others are asked for, where no terminal's width decides."""
 
 
 @dataclass
@@ -48,6 +48,8 @@ class _Row:
     metrics: dict[str, Any]
     monitor: str | None
     asked: list[Any]
+    is_named: bool = False
+    """Whether somebody gave the run its name."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class _Reader:
     asked: list[Name]
     first: dict[str, Any] | None = None
     explicit: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
+    """What stood on a command line."""
 
     def row(self, of: RunFacts, known: Names) -> _Row:
         if self.asked:
@@ -72,12 +76,14 @@ class _Reader:
         self.explicit.update(
             k for k in (first if config is first else differing) if k in config and k not in followed
         )
+        self.given.update(*(keys.given(one.get("overrides") or ()) for one in of.record["attempts"]))
         name = of.record["name"]
+        is_named = not name.startswith(of.record["day"])
         fixed = {
             "run": of.run.address,
             "status": of.run.status,
             "model": of.member("model"),
-            "name": None if name.startswith(of.record["day"]) else name,
+            "name": name if is_named else None,
             "steps": of.run.steps,
             "best": of.monitored("best"),
         }
@@ -86,7 +92,7 @@ class _Reader:
             for name in of.metrics
             if name in (of.monitor, "loss") or name.startswith("val")
         }
-        return _Row(fixed, differing, metrics, of.monitor, [])
+        return _Row(fixed, differing, metrics, of.monitor, [], is_named and not of.record.get("reproduces"))
 
 
 def listing(
@@ -97,6 +103,7 @@ def listing(
     sort: str | None = None,
     limit: int = 50,
     columns: list[str] | None = None,
+    width: int | None = None,
 ) -> Listing:
     """The runs of an address or a range, or all of them.
 
@@ -105,6 +112,7 @@ def listing(
         sort: a name, smallest first; with a minus before it, largest first. By default by time, newest last.
         limit: so many: the newest, or the first as sorted; 0 for all.
         columns: names, instead of the usual columns.
+        width: of the terminal: the usual columns are then as many as fit, the most telling ones.
 
     Raises:
         AddressError: the address names nothing.
@@ -117,7 +125,7 @@ def listing(
     if asked:
         cells = [[None if cell is MISSING else cell for cell in row.asked] for row in rows]
         return Listing(Table([str(name) for name in asked], cells), chosen.complaints, chosen.left_out, [])
-    table, more = _table(rows, reader)
+    table, more = _table(rows, reader, width)
     return Listing(table, chosen.complaints, chosen.left_out, more)
 
 
@@ -211,30 +219,104 @@ def _equal(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _table(rows: list[_Row], reader: _Reader) -> tuple[Table, list[str]]:
+@dataclass(eq=False)
+class _Column:
+    header: str
+    cells: list[Any]
+    weight: tuple[int, ...]
+    """Smallest first, where there is not room for all."""
+    param: str | None = None
+
+
+def _table(rows: list[_Row], reader: _Reader, width: int | None) -> tuple[Table, list[str]]:
     first = reader.first or {}
-    params = [key for key in varying([row.differing for row in rows], first) if key in reader.explicit]
+    differing = [row.differing for row in rows]
     monitors = list(dict.fromkeys(row.monitor for row in rows if row.monitor))
-    best = f"best {monitors[0]}" if len(monitors) == 1 else "best"
     seen = dict.fromkeys(name for row in rows for name in row.metrics)
     metrics = list(dict.fromkeys((*(name for name in monitors if name in seen), *seen)))[:METRICS]
-    shown = params[:PARAMS]
-    columns = ["run", "status", "model", "name", *map(short_header, shown), best, *metrics, "steps"]
-    cells = [
-        [
-            *(row.fixed[key] for key in ("run", "status", "model", "name")),
-            *(_param(key, row.differing.get(key, first.get(key, MISSING))) for key in shown),
-            row.fixed["best"],
-            *(row.metrics.get(name) for name in metrics),
-            row.fixed["steps"],
-        ]
-        for row in rows
+
+    def fixed(name: str, *weight: int, header: str | None = None) -> _Column:
+        return _Column(header or name, [row.fixed[name] for row in rows], weight)
+
+    def values(key: str) -> list[Any]:
+        return [one.get(key, first.get(key, MISSING)) for one in differing]
+
+    def param(key: str) -> _Column:
+        weight = _weight(key, values(key), reader.given, members)
+        return _Column(short_header(key), [_param(key, value) for value in values(key)], weight, key)
+
+    different = varying(differing, first)
+    members = {
+        key.removesuffix("_target_")
+        for key in different
+        if key.endswith("._target_") and _is_tried(values(key))
+    }
+    params = [param(key) for key in different if key in reader.explicit and not _is_ignored(key)]
+    columns = [
+        fixed("run", 0),
+        fixed("status", 0),
+        fixed("model", 0),
+        fixed("name", 1 if any(row.is_named for row in rows) else 5),
+        *params,
+        fixed("best", 0, header=f"best {monitors[0]}" if len(monitors) == 1 else None),
+        *(_Column(name, [row.metrics.get(name) for row in rows], (4,)) for name in metrics),
+        fixed("steps", 4),
     ]
-    return Table(columns, cells).without_empty(), params[PARAMS:]
+    columns = [column for column in columns if any(cell is not None for cell in column.cells)]
+    telling = sorted(columns, key=lambda column: column.weight)
+    if width is None:
+        left_out = [column for column in telling if column.param][PARAMS:]
+        shown = [column for column in columns if column not in left_out]
+    else:
+        shown = _fitting(columns, telling, width)
+    cells = zip(*(column.cells for column in shown), strict=True)
+    hidden = [column.param for column in telling if column.param and column not in shown]
+    return Table([column.header for column in shown], [list(row) for row in cells]), hidden
+
+
+def _weight(key: str, values: list[Any], given: set[str], members: set[str]) -> tuple[int, ...]:
+    """What somebody gave on a command line tells most, then what all runs have; what only one kind of model, optimizer, …
+    has tells least.
+    """
+    of_a_kind = any(key.startswith(member) and key != f"{member}_target_" for member in members)
+    rank = 3 if not _is_tried(values) else 2 if of_a_kind else int(MISSING in values)
+    if key in given or short_header(key) in given:
+        return 2, rank
+    return 3 if rank < 2 else 6, rank
+
+
+def _is_tried(values: list[Any]) -> bool:
+    """Whether those that have it have several values."""
+    there = [value for value in values if value is not MISSING]
+    return any(not _equal(there[0], value) for value in there)
+
+
+def _fitting(columns: list[_Column], telling: list[_Column], width: int) -> list[_Column]:
+    """As many columns as a terminal has room for, without those in which a value is there or not and nothing else. Where it
+    has not for all, names are short: the time of a run without microseconds, the last word of a hyperparameter.
+    """
+
+    def room(column: _Column, header: str) -> int:  # with the two spaces before it
+        return 2 + tables.widths(Table(["", header], [["", cell] for cell in column.cells]))[1]
+
+    if sum(room(column, column.header) for column in columns) - 2 <= width:
+        return columns
+    telling = [column for column in telling if column.weight != (6, 3)]
+    columns[0].cells = day.shortened(columns[0].cells)
+    chosen: dict[str, _Column] = {}
+    for column in telling:
+        word = column.header.rpartition(".")[2] if column.param else column.header
+        header = word if word not in chosen else column.header
+        if header not in chosen and (room(column, header) <= width + 2 or not chosen):
+            chosen[header] = column
+            width -= room(column, header)
+    for header, column in chosen.items():
+        column.header = header
+    return [column for column in columns if column in chosen.values()]
 
 
 def varying(differing: list[dict[str, Any]], first: dict[str, Any]) -> list[str]:
-    """The hyperparameters that are not the same in all, without those that change no result."""
+    """The hyperparameters that are not the same in all."""
     found: dict[str, list[Any]] = {}
     for one in differing:
         for key in one:
@@ -243,7 +325,7 @@ def varying(differing: list[dict[str, Any]], first: dict[str, Any]) -> list[str]
     kept = []
     for key in sorted(found, key=lambda key: order.get(key, len(order))):
         values = [one.get(key, first.get(key, MISSING)) for one in differing]
-        if any(not _equal(values[0], value) for value in values[1:]) and not _is_ignored(key):
+        if any(not _equal(values[0], value) for value in values[1:]):
             kept.append(key)
     return kept
 
