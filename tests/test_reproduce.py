@@ -530,3 +530,13 @@ def test_ctrl_c_ends_the_new_run_with_a_word(app):
     assert process.returncode == 2, output
     assert "the run again was KILLED after" in output
     assert files.loads((newest(app).directory / "run.json").read_bytes())["status"] == "KILLED"
+
+
+def test_of_a_day_with_two_experiments_the_command_line_asks_which(project):
+    for name in ("one", "two"):
+        project.train("model=linear", "trainer.epochs=1", f"tracking.experiment={name}")
+    refused = project.daypoint("reproduce", "today", check=False)
+    assert refused.returncode == 2
+    assert "found one, two; say which with --experiment NAME, or give the address" in refused.stderr
+    done = project.daypoint("reproduce", "today", "--experiment", "one", "--steps", "2")
+    assert "identical: 2 batches" in done.stdout

@@ -62,8 +62,11 @@ class Plan:
     why: str | None
 
 
-def find(address: str, outputs: Path) -> StoredRun:
+def find(address: str, outputs: Path, experiment: str | None = None) -> StoredRun:
     """The run that is meant: of a day or a sweep, the one whose checkpoint is its model.
+
+    Args:
+        experiment: which experiment's model, of a day that has several.
 
     Raises:
         AddressError: it names no run, several, or a checkpoint outside of its run.
@@ -72,7 +75,7 @@ def find(address: str, outputs: Path) -> StoredRun:
         found = catalog.find(address, outputs)
         if len(found) == 1:
             return found[0]
-    run = model.choose(address, outputs).run
+    run = model.choose(address, outputs, experiment).run
     if run is None:
         raise AddressError(
             f"{address}: expected a checkpoint in the directory of its run, found one that was copied out of it: "
