@@ -83,11 +83,16 @@ def test_a_day_is_its_runs_and_a_run_named_twice_is_one_column(outputs):
     assert found.runs == ["20260301/100000-000000", "20260301/110000-000000"]
 
 
-def test_too_many_runs_are_refused_with_a_way_to_narrow(outputs):
+def test_of_too_many_runs_the_newest_are_compared_but_those_that_are_named_always(outputs):
     for minute in range(MOST):
         file_run(outputs, f"20260303-10{minute:02}00", status="FAILED" if minute else "FINISHED")
-    with pytest.raises(AddressError, match="--where"):
-        compare(outputs, ["20260301..20260303"])
+    found = compare(outputs, ["20260301..20260303"])
+    assert found.runs[0] == "20260303/100000-000000"
+    assert found.remark == "the newest 12 of 14 runs; choose with --where, or name them"
+    found = compare(outputs, ["20260301/10", "20260303"])
+    assert found.runs[:2] == ["20260301/100000-000000", "20260303/100100-000000"]
+    with pytest.raises(AddressError, match="at most 12 runs, found 13 that are named"):
+        compare(outputs, ["20260301/10", *(f"20260303/10{minute:02}" for minute in range(MOST))])
     assert len(compare(outputs, ["20260301..20260303"], where="status=finished").runs) == 3
 
 

@@ -148,7 +148,8 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="Write one HTML file that needs nothing else.")] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Set runs side by side: what differs in config, code, versions and data, and what they measured. At most 12 runs.
+    """Set runs side by side: what differs in config, code, versions and data, and what they measured. Of more than 12
+    runs the newest.
 
     \b
     Example: daypoint compare 20260328/1415 20260328/1620
@@ -159,6 +160,8 @@ def compare(
     one_form(json=as_json, csv=as_csv, html=html is not None)
     found = compare.compare(outputs_from(outputs), addresses, where=where)
     warn(found.complaints)
+    if found.remark:
+        print(found.remark, file=sys.stderr)
     if as_json:
         sys.stdout.write(tables.as_json_object(found.to_dict()))
     elif as_csv:
