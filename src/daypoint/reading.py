@@ -192,7 +192,8 @@ def trend(
     ] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Show a metric over days: of each day how many runs measured it, their spread, and the best one.
+    """Show a metric over days: of each day how many runs measured it, their spread, and the best one. Reproductions are left
+    out.
 
     \b
     Example: daypoint trend val/accuracy 'last 30 days'

@@ -6,7 +6,7 @@ This module knows numbers and dates, no run directories. One number: half a seco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
-    """Draw the best value of each day as a line, the median as points, and the spread as a band.
+    """Draw the best value of each day as a line, the median as points, and the spread as a band where there is any.
 
     Args:
         days: in order, from `daypoint.trend`; at least one.
@@ -27,15 +27,22 @@ def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
     Raises:
         ConfigError: another ending, or matplotlib is not installed.
     """
+    from matplotlib.dates import AutoDateLocator, DateFormatter, DayLocator
+
     dates = [datetime.strptime(day.day, "%Y%m%d") for day in days]
+    low, high = [day.min for day in days], [day.max for day in days]
     with figure_at(path, 4.5) as figure:
         axes = figure.subplots()
-        axes.fill_between(
-            dates, [day.min for day in days], [day.max for day in days], alpha=0.2, label="all runs"
-        )
+        if low != high:  # else there is nothing to see
+            axes.fill_between(dates, low, high, alpha=0.2, linewidth=0)
+            axes.vlines(dates, low, high, alpha=0.4, linewidth=2, label="least to greatest")
         axes.plot(dates, [day.median for day in days], "o", markersize=4, label="median")
         axes.plot(dates, [day.best for day in days], marker="o", markersize=4, label="best")
         axes.set_ylabel(metric)
         axes.legend()
         axes.grid(alpha=0.3)
+        axes.set_xlim(dates[0] - timedelta(days=1), dates[-1] + timedelta(days=1))
+        is_short = (dates[-1] - dates[0]).days < 10
+        axes.xaxis.set_major_locator(DayLocator() if is_short else AutoDateLocator(maxticks=10))
+        axes.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
         figure.autofmt_xdate()
