@@ -11,6 +11,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,15 @@ def set_log(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1,) if decades > 3 else (1, 2, 5) if decades > 0.7 else "all"))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def set_days(axes: Any, first: datetime, last: datetime) -> None:
+    """An x axis of days with one more at each end, never of parts of a day or of years for a single one."""
+    from matplotlib.dates import AutoDateLocator, DateFormatter, DayLocator
+
+    axes.set_xlim(first - timedelta(days=1), last + timedelta(days=1))
+    axes.xaxis.set_major_locator(DayLocator() if (last - first).days < 10 else AutoDateLocator(maxticks=10))
+    axes.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
 
 
 def plain(text: str, longest: int) -> str:

@@ -6,11 +6,11 @@ This module knows numbers and dates, no run directories. One number: half a seco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daypoint.canvas import figure_at
+from daypoint.canvas import figure_at, set_days
 
 if TYPE_CHECKING:
     from daypoint.trend import Day
@@ -27,8 +27,6 @@ def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
     Raises:
         ConfigError: another ending, or matplotlib is not installed.
     """
-    from matplotlib.dates import AutoDateLocator, DateFormatter, DayLocator
-
     dates = [datetime.strptime(day.day, "%Y%m%d") for day in days]
     low, high = [day.min for day in days], [day.max for day in days]
     with figure_at(path, 4.5) as figure:
@@ -41,8 +39,5 @@ def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
         axes.set_ylabel(metric)
         axes.legend()
         axes.grid(alpha=0.3)
-        axes.set_xlim(dates[0] - timedelta(days=1), dates[-1] + timedelta(days=1))
-        is_short = (dates[-1] - dates[0]).days < 10
-        axes.xaxis.set_major_locator(DayLocator() if is_short else AutoDateLocator(maxticks=10))
-        axes.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
+        set_days(axes, dates[0], dates[-1])
         figure.autofmt_xdate()
