@@ -30,6 +30,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 """Colours that are told apart with any kind of colour vision, by M. Okabe and K. Ito."""
 
 _WIDTH_INCHES = 10.0
+_ROW_INCHES = 0.19
 _DPI = 120
 _SETTINGS = {
     "svg.hashsalt": "daypoint",  # otherwise random ids
@@ -68,14 +69,16 @@ def figure_at(path: Path, height_inches: float) -> Iterator[Figure]:
 
 
 def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Below the panels, where it hides nothing."""
+    """Below the panels, where it hides nothing, and takes none of their height if it is long."""
     if entries:
-        longest = max(map(len, entries))
+        columns = max(1, min(5, int(140 / (max(map(len, entries)) + 7))))
+        more_rows = max(0, math.ceil(len(entries) / columns) - 2)
+        figure.set_figheight(figure.get_figheight() + _ROW_INCHES * more_rows)
         figure.legend(
             list(entries.values()),
             list(entries),
             loc="outside lower left",
-            ncols=max(1, min(5, int(140 / (longest + 7)))),
+            ncols=columns,
             frameon=False,
             fontsize=9,
         )
