@@ -220,7 +220,15 @@ def test_uncommitted_changes_are_named_too(app):
     (app.root / "app.py").write_text(APP.replace("cfg.seed", "cfg.seed + 1"))
     done = reproduce(app, run.address, code=1)
     assert "warning: code: uncommitted changes were none, now those with sha256" in done.stderr
-    assert "to have it as it was: git stash -u" in done.stderr
+    assert (
+        f"to have it as it was (commit {run.record['git']['commit'][:12]} with nothing else): " in done.stderr
+    )
+    assert "commit or move what is not committed now (app.py)\n" in done.stderr
+    assert "stash" not in done.stderr
+    for name in "abcd":
+        (app.root / f"new_{name}.py").touch()
+    done = reproduce(app, run.address, code=1)
+    assert "not committed now (app.py, new_a.py, new_b.py and 2 more)" in done.stderr
     assert "uncommitted changes were none, now" in done.stdout
 
 

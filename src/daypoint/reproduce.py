@@ -160,12 +160,17 @@ def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
     lines = causes.code_differs(before, now)
     if not lines:
         return []
-    todo = ["git stash -u"] if now["diff_sha256"] not in (None, before["diff_sha256"]) else []
+    todo = []
+    if now["diff_sha256"] not in (None, before["diff_sha256"]):
+        changed = provenance.changed_files(script.root, generated=generated)
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        todo.append(f"commit or move what is not committed now ({names})")
     if before["commit"] != now["commit"]:
         todo.append(f"git checkout {before['commit']}")
     if before["diff_sha256"] != now["diff_sha256"] and (diff := run.files.uncommitted_diff()).is_file():
         todo.append(f"git apply {diff}")
-    return [*lines, *([f"to have it as it was: {'; '.join(todo)}"] if todo else [])]
+    was = f"commit {before['commit'][:12]} with {'uncommitted changes' if before['diff_sha256'] else 'nothing else'}"
+    return [*lines, *([f"to have it as it was ({was}): {'; '.join(todo)}"] if todo else [])]
 
 
 # ---------------------------------------------------------------- running
