@@ -227,8 +227,9 @@ def test_uncommitted_changes_are_named_too(app):
     assert "stash" not in done.stderr
     for name in "abcd":
         (app.root / f"new_{name}.py").touch()
+    (app.root / "a.png").touch()
     done = reproduce(app, run.address, code=1)
-    assert "not committed now (app.py, new_a.py, new_b.py and 2 more)" in done.stderr
+    assert "not committed now (app.py, new_a.py, new_b.py and 3 more)\n" in done.stderr
     assert "uncommitted changes were none, now" in done.stdout
 
 

@@ -100,13 +100,16 @@ def uncommitted_diff(
 def changed_files(
     root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
 ) -> list[str]:
-    """The files that are not as the commit has them, untracked ones included; empty if git cannot tell. Never raises."""
+    """The files that are not as the commit has them, untracked ones included, code and settings first; empty if git cannot
+    tell. Never raises.
+    """
     status = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
     try:
         found = _Git(root, timeout_seconds)(*status, *_scope(generated))
     except _GitFailed:
         return []
-    return [os.fsdecode(entry[3:]) for entry in found.split(b"\0") if entry]
+    names = [os.fsdecode(entry[3:]) for entry in found.split(b"\0") if entry]
+    return sorted(names, key=lambda name: not _is_called_like_code(name))
 
 
 def _scope(generated: Sequence[str]) -> list[str]:
@@ -164,7 +167,8 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
         content = None
         if not is_private and size <= to_hash:
             content = _content(full)
-        if content is not None and size <= _LARGEST_UNTRACKED_BYTES and _is_code(name, content):
+        is_text = content is not None and size <= _LARGEST_UNTRACKED_BYTES and b"\0" not in content
+        if is_text and _is_called_like_code(name):
             new.append(path)
             continue
         digest = b""
@@ -202,10 +206,10 @@ def _content(path: bytes) -> bytes | None:
         return None
 
 
-def _is_code(name: str, content: bytes) -> bool:
-    """Whether a file looks like code or settings: by the end of its name, or text without one (`Makefile`)."""
-    suffix = os.path.splitext(name)[1]
-    return (not suffix or _CODE.fullmatch(suffix) is not None) and b"\0" not in content
+def _is_called_like_code(name: str) -> bool:
+    """Code or settings, by the end of the name, or without one (`Makefile`)."""
+    suffix = os.path.splitext(name)[1].lower()
+    return not suffix or _CODE.fullmatch(suffix) is not None
 
 
 def _without_secrets(diff: bytes) -> bytes:

@@ -167,7 +167,8 @@ def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
         todo.append(f"commit or move what is not committed now ({names})")
     if before["commit"] != now["commit"]:
         todo.append(f"git checkout {before['commit']}")
-    if before["diff_sha256"] != now["diff_sha256"] and (diff := run.files.uncommitted_diff()).is_file():
+    diff = run.files.uncommitted_diff()
+    if before["diff_sha256"] != now["diff_sha256"] and diff.is_file() and b"diff --git " in diff.read_bytes():
         todo.append(f"git apply {diff}")
     was = f"commit {before['commit'][:12]} with {'uncommitted changes' if before['diff_sha256'] else 'nothing else'}"
     return [*lines, *([f"to have it as it was ({was}): {'; '.join(todo)}"] if todo else [])]
