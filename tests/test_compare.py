@@ -58,6 +58,16 @@ def test_metrics_are_shown_best_and_last_also_where_they_are_equal(outputs):
     assert rows["seconds"] == [60.0, 60.0]
 
 
+def test_a_best_value_that_is_the_last_one_in_every_run_is_not_shown_twice(tmp_path):
+    for hour, last in ((10, 0.2), (11, 0.3)):
+        epochs = [epoch(0, lr=0.1, val__loss=0.25), epoch(1, lr=0.1, val__loss=last)]
+        file_run(tmp_path, f"20260301-{hour}0000", epochs=epochs, monitor="val/loss", mode="min")
+    found = compare(tmp_path, ["20260301"])
+    (table,) = (table for name, table in found.tables() if name == "metrics")
+    assert [row[0] for row in table.rows][:3] == ["best(val/loss)", "val/loss", "lr"]
+    assert "best(lr)" in section(found, "metrics")  # as data
+
+
 def test_null_and_not_there_look_different(outputs):
     found = compare(outputs, ["20260301", "20260302"])
     (table,) = (table for name, table in found.tables() if name == "config")

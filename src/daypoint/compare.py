@@ -51,13 +51,17 @@ class Comparison:
     remark: str | None = None
 
     def tables(self) -> list[tuple[str, Table]]:
-        """A table a section."""
+        """A table a section; `best(x)` where it is not `x` in every run."""
         return [
             (
                 section.name,
                 Table(
                     [section.name, *self.runs],
-                    [[key, *map(_cell, values)] for key, values in section.rows.items()],
+                    [
+                        [key, *map(_cell, values)]
+                        for key, values in section.rows.items()
+                        if not _repeats(key, values, section.rows)
+                    ],
                 ),
             )
             for section in self.sections
@@ -166,6 +170,11 @@ def _measured(of: RunFacts) -> dict[str, Any]:
         summary = of.summary(name)
         found |= {f"best({name})": summary.best, name: summary.last}
     return {**found, "epochs": len(of.run.epochs), "steps": of.run.steps, "seconds": of.seconds}
+
+
+def _repeats(key: str, values: list[Any], rows: dict[str, list[Any]]) -> bool:
+    last = rows.get(key.removeprefix("best(").removesuffix(")")) if key.startswith("best(") else None
+    return last is not None and all(map(same, values, last))
 
 
 def _cell(value: Any) -> Any:
