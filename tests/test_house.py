@@ -93,6 +93,7 @@ ROOMS = [
         "opening",
     ],
     [
+        "columns",
         "listing",
         "frames",
         "trend",

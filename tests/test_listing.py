@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 from filed_runs import epoch, file_run
 
+from daypoint import columns as module
 from daypoint import day, identity, tables
-from daypoint import listing as module
 from daypoint.errors import AddressError, ConfigError
 from daypoint.listing import listing, objects, sorted_by
 from daypoint.query import MISSING
