@@ -134,11 +134,18 @@ def run_with(root, overrides, config=None, address="20260328/141502-123456"):
 
 
 def test_runs_are_told_apart_by_their_address_and_the_overrides_that_differ(tmp_path):
-    config = {"optimizer": {"lr": 0.005}}
+    def config(lr):
+        return {
+            "optimizer": {"lr": lr},
+            "trainer": {"epochs": 2, "amp": False},
+            "tracking": {"name": str(lr)},
+        }
+
+    given = ["trainer.epochs=2", "trainer.amp=false", "tracking.name=x"]
     runs = [
-        run_with(tmp_path, ["trainer.epochs=2", "optimizer.lr=0.1"]),
-        run_with(tmp_path, ["trainer.epochs=2", "+optimizer.lr=0.2"], address="20260328/141503-1"),
-        run_with(tmp_path, ["trainer.epochs=2"], config, address="20260329/150000-123456"),
+        run_with(tmp_path, [*given, "optimizer.lr=1e-1"], config(0.1)),
+        run_with(tmp_path, ["trainer.amp=False", "+optimizer.lr=0.2"], config(0.2), "20260328/141503-1"),
+        run_with(tmp_path, [], config(0.005), address="20260329/150000-123456"),
     ]
     assert curves.labels(runs) == [
         "20260328/141502  lr=0.1",

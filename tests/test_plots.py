@@ -133,7 +133,7 @@ def test_a_metric_that_one_of_two_runs_has_is_drawn(tmp_path):
 def test_as_many_runs_as_there_may_be_have_each_their_own_line(tmp_path):
     runs = []
     for i in range(plots.MOST_RUNS):
-        run = written(tmp_path, [1.0 / (i + 1), 0.5 / (i + 1)])
+        run = written(tmp_path, [1.0 / (i + 1), 0.5 / (i + 1)], config={"optimizer": {"lr": i}})
         run.record["attempts"][0]["overrides"] = [f"optimizer.lr={i}"]
         runs.append(load(run))
     plots.draw_curves(runs, ["loss"], tmp_path / "a.svg")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from daypoint import day, files, journal, keys
+from daypoint import day, files, identity, journal, keys
 from daypoint.day import RunFiles
 from daypoint.errors import ConfigError
 
@@ -251,7 +251,7 @@ def labels(runs: Sequence[RunCurves]) -> list[str]:
     given = [keys.given(run.record["attempts"][0]["overrides"]) for run in runs]
     chosen = [run.record.get("choices") or {} for run in runs]
     values = [
-        {**groups, **keys.flatten(run.record["config"]), **overrides}
+        {**overrides, **groups, **keys.flatten(run.record["config"])}
         for run, groups, overrides in zip(runs, chosen, given, strict=True)
     ]
     differing = []
@@ -259,7 +259,7 @@ def labels(runs: Sequence[RunCurves]) -> list[str]:
         seen = {of.get(key) for of in values}
         if any(key in groups for groups in chosen):  # which member it is, is not known of every run
             seen.discard(None)
-        if len(seen) > 1:
+        if len(seen) > 1 and key.partition(".")[0] not in identity.IGNORED:
             differing.append(key)
     last = [key.rpartition(".")[2] for key in differing]
     found = []
