@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 
 import pytest
 from filed_runs import epoch, file_run
@@ -64,6 +65,22 @@ def test_ls_shows_the_newest_when_there_are_more_than_asked_for(outputs, capsys)
     assert "third" in out
     assert "first" not in out
     assert "2 older runs not shown" in out
+
+
+@pytest.mark.parametrize("command", [("ls", "today"), ("compare", "today")])
+def test_in_a_terminal_no_line_is_wider_than_it(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setenv("DAYPOINT_OUTPUTS", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    when = datetime.now(UTC)
+    for second in range(5):
+        config = {"model": {f"a_long_name_{i}": f"{'value' * 12}{second}" for i in range(20)}}
+        file_run(tmp_path, f"{day.parse_day('today')}-{when:%H%M}{second:02}", config=config)
+    code, out, _ = run_cli(capsys, *command)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert command[0] == "compare" or re.search(r"^vary too: .+ … and \d+ more: --columns$", out, re.M)
 
 
 def test_ls_without_runs_says_what_makes_one(tmp_path, capsys):

@@ -58,6 +58,16 @@ def test_metrics_are_shown_best_and_last_also_where_they_are_equal(outputs):
     assert rows["seconds"] == [60.0, 60.0]
 
 
+def test_a_best_value_that_is_the_last_one_in_every_run_is_not_shown_twice(tmp_path):
+    for hour, last in ((10, 0.2), (11, 0.3)):
+        epochs = [epoch(0, lr=0.1, val__loss=0.25), epoch(1, lr=0.1, val__loss=last)]
+        file_run(tmp_path, f"20260301-{hour}0000", epochs=epochs, monitor="val/loss", mode="min")
+    found = compare(tmp_path, ["20260301"])
+    (table,) = (table for name, table in found.tables() if name == "metrics")
+    assert [row[0] for row in table.rows][:3] == ["best(val/loss)", "val/loss", "lr"]
+    assert "best(lr)" in section(found, "metrics")  # as data
+
+
 def test_null_and_not_there_look_different(outputs):
     found = compare(outputs, ["20260301", "20260302"])
     (table,) = (table for name, table in found.tables() if name == "config")
@@ -83,11 +93,16 @@ def test_a_day_is_its_runs_and_a_run_named_twice_is_one_column(outputs):
     assert found.runs == ["20260301/100000-000000", "20260301/110000-000000"]
 
 
-def test_too_many_runs_are_refused_with_a_way_to_narrow(outputs):
+def test_of_too_many_runs_the_newest_are_compared_but_those_that_are_named_always(outputs):
     for minute in range(MOST):
         file_run(outputs, f"20260303-10{minute:02}00", status="FAILED" if minute else "FINISHED")
-    with pytest.raises(AddressError, match="--where"):
-        compare(outputs, ["20260301..20260303"])
+    found = compare(outputs, ["20260301..20260303"])
+    assert found.runs[0] == "20260303/100000-000000"
+    assert found.remark == "the newest 12 of 14 runs; choose with --where, or name them"
+    found = compare(outputs, ["20260301/10", "20260303"])
+    assert found.runs[:2] == ["20260301/100000-000000", "20260303/100100-000000"]
+    with pytest.raises(AddressError, match="at most 12 runs, found 13 that are named"):
+        compare(outputs, ["20260301/10", *(f"20260303/10{minute:02}" for minute in range(MOST))])
     assert len(compare(outputs, ["20260301..20260303"], where="status=finished").runs) == 3
 
 

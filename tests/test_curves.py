@@ -133,29 +133,41 @@ def run_with(root, overrides, config=None, address="20260328/141502-123456"):
     return load(run, address=address)
 
 
-def test_runs_are_told_apart_by_the_overrides_that_differ(tmp_path):
-    config = {"optimizer": {"lr": 0.005}}
+def test_runs_are_told_apart_by_their_address_and_the_overrides_that_differ(tmp_path):
+    def config(lr):
+        return {
+            "optimizer": {"lr": lr},
+            "trainer": {"epochs": 2, "amp": False},
+            "tracking": {"name": str(lr)},
+        }
+
+    given = ["trainer.epochs=2", "trainer.amp=false", "tracking.name=x"]
     runs = [
-        run_with(tmp_path, ["trainer.epochs=2", "optimizer.lr=0.1"]),
-        run_with(tmp_path, ["trainer.epochs=2", "+optimizer.lr=0.2"]),
-        run_with(tmp_path, ["trainer.epochs=2"], config),
+        run_with(tmp_path, [*given, "optimizer.lr=1e-1"], config(0.1)),
+        run_with(tmp_path, ["trainer.amp=False", "+optimizer.lr=0.2"], config(0.2), "20260328/141503-1"),
+        run_with(tmp_path, [], config(0.005), address="20260329/150000-123456"),
     ]
-    assert curves.labels(runs) == ["lr=0.1", "lr=0.2", "lr=0.005"]
+    assert curves.labels(runs) == [
+        "20260328/141502  lr=0.1",
+        "20260328/141503-1  lr=0.2",
+        "20260329/150000  lr=0.005",
+    ]
+
+
+def test_a_group_that_only_some_have_chosen_is_named_for_all(tmp_path):
+    runs = [run_with(tmp_path, of, address=f"d/{of}") for of in (["model=cnn"], [])]
+    runs[1].record["choices"] = {"model": "mlp"}
+    assert [label.split()[-1] for label in curves.labels(runs)] == ["model=cnn", "model=mlp"]
 
 
 def test_two_keys_with_one_last_part_are_written_out(tmp_path):
-    runs = [run_with(tmp_path, [f"a.lr={i}", f"b.lr={i}"]) for i in (1, 2)]
-    assert curves.labels(runs) == ["a.lr=1 b.lr=1", "a.lr=2 b.lr=2"]
+    runs = [run_with(tmp_path, [f"a.lr={i}", f"b.lr={i}"], address=f"d/{i}") for i in (1, 2)]
+    assert curves.labels(runs) == ["d/1  a.lr=1 b.lr=1", "d/2  a.lr=2 b.lr=2"]
 
 
-def test_runs_that_differ_in_nothing_are_told_apart_by_their_time(tmp_path):
-    runs = [run_with(tmp_path, [], address=f"20260328/{time}") for time in ("141502-1", "151502-2")]
-    assert curves.labels(runs) == ["141502 mlp-adamw", "151502 mlp-adamw"]
-
-
-def test_runs_of_several_days_that_differ_in_nothing_are_told_apart_by_day_and_time(tmp_path):
-    runs = [run_with(tmp_path, [], address=f"{day}/141502-1") for day in ("20260328", "20260329")]
-    assert curves.labels(runs) == ["20260328/141502 mlp-adamw", "20260329/141502 mlp-adamw"]
+def test_runs_that_differ_in_nothing_are_told_apart_by_their_address(tmp_path):
+    runs = [run_with(tmp_path, [], address=f"20260328/{time}-123456") for time in ("141502", "151502")]
+    assert curves.labels(runs) == ["20260328/141502  mlp-adamw", "20260328/151502  mlp-adamw"]
 
 
 def test_jobs_of_a_sweep_that_differ_in_nothing_are_told_apart(tmp_path):

@@ -254,3 +254,11 @@ def test_a_day_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
     directory = day.claim(tmp_path / "outputs", day.now("UTC"))
     assert directory.is_dir()
     assert len(made) == 3
+
+
+def test_addresses_are_shortened_as_far_as_they_tell_runs_apart():
+    runs = ["20260328/141502-123456", "20260328/141503-1", "20260328/sweep-150233-654321/10", "/else/where"]
+    assert day.shortened(runs)[0::2] == ["20260328/141502", "20260328/sweep-150233/10"]
+    assert day.shortened(runs)[3] == "/else/where"
+    alike = ["20260328/141502-123456", "20260328/141502-123457"]
+    assert day.shortened(alike) == alike

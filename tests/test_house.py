@@ -94,6 +94,7 @@ ROOMS = [
         "opening",
     ],
     [
+        "columns",
         "listing",
         "frames",
         "trend",

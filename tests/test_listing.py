@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 from filed_runs import epoch, file_run
 
-from daypoint import listing as module
-from daypoint import tables
+from daypoint import columns as module
+from daypoint import day, identity, tables
 from daypoint.errors import AddressError, ConfigError
 from daypoint.listing import listing, objects, sorted_by
 from daypoint.query import MISSING
@@ -96,6 +96,53 @@ def test_too_many_varying_hyperparameters_are_named_instead(tmp_path):
         file_run(tmp_path, f"20260301-{hour}0000", config={f"p{i}": hour for i in range(module.PARAMS + 2)})
     found = listing(tmp_path)
     assert found.more_params == [f"p{module.PARAMS}", f"p{module.PARAMS + 1}"]
+
+
+@pytest.fixture
+def kinds(tmp_path):
+    """Two kinds of model, and a script that has nothing in common with them."""
+    outputs = tmp_path / "kinds"
+    models = [{"_target_": "zoo.MLP", "width": 64, "dropout": 0.1}, {"_target_": "zoo.CNN", "channels": 8}]
+    for hour, (lr, epochs, model) in enumerate(
+        [(0.1, 3, models[0]), (0.01, 4, models[0]), (0.1, 4, models[1])]
+    ):
+        cfg = config(lr, model={**model, "outputs": 10 + hour}, batch=32 + hour)
+        cfg["trainer"]["epochs"] = epochs
+        file_run(
+            outputs,
+            f"20260301-{hour + 10}0000",
+            config=cfg,
+            epochs=[epoch(0, val__accuracy=0.9)],
+            choices={"model": "mlp" if hour < 2 else "cnn"},
+        )
+    for run in day.run_directories(outputs):
+        record = identity.read_run(run)
+        record["attempts"][0]["overrides"] = ["trainer.epochs=3"]
+        identity.write_run(run, record)
+    file_run(outputs, "20260301-130000", config={"lr": 1.0}, name="reproduces x", reproduces={"address": "x"})
+    return outputs
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 100, 200])
+def test_in_a_terminal_a_row_is_not_wider_than_it(kinds, width):
+    text = tables.text(listing(kinds, width=width).table)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_in_a_terminal_what_was_given_comes_before_what_all_have_before_what_a_kind_has(kinds):
+    found = listing(kinds, width=62)
+    assert found.table.columns == ["run", "status", "model", "epochs", "best val/accuracy"]
+    assert listing(kinds, width=70).table.columns[3:5] == ["lr", "epochs"]
+    assert found.more_params[:3] == ["optimizer.lr", "batch", "model.outputs"]
+    assert {"model.width", "model.channels", "trainer.seed"} <= set(found.more_params)
+    assert found.table.rows[0][0] == "20260301/100000"
+
+
+def test_the_name_of_a_reproduction_takes_no_room_from_others(kinds):
+    assert "name" in listing(kinds).table.columns
+    assert "name" not in listing(kinds, width=100).table.columns
+    file_run(kinds, "20260301-140000", name="mine")
+    assert "name" in listing(kinds, width=100).table.columns
 
 
 def test_the_limit_keeps_the_newest(outputs):

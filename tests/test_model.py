@@ -89,7 +89,7 @@ def test_less_is_better_when_the_mode_is_min(root):
 def test_a_day_of_two_experiments_asks_which(root):
     train(root, 0.9, experiment="digits")
     run, _ = train(root, 0.1, experiment="prices")
-    with pytest.raises(AddressError, match="digits, prices; say which with experiment=NAME"):
+    with pytest.raises(AddressError, match='digits, prices; say which with experiment="NAME"'):
         daypoint.load("today")
     assert daypoint.load("today", experiment="prices").card["uid"] == run.uid
     with pytest.raises(AddressError, match="expected one of digits, prices"):

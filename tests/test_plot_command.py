@@ -87,13 +87,29 @@ def test_a_file_that_cannot_be_written_is_one_message(outputs, here, capsys, nam
     assert "say with -o where the picture can be written" in err
 
 
-def test_too_many_runs_are_refused_with_a_way_to_name_fewer(outputs, capsys, monkeypatch):
+def test_of_too_many_runs_the_newest_are_drawn_and_it_is_said(outputs, capsys, monkeypatch):
     from daypoint import plots
 
     monkeypatch.setattr(plots, "MOST_RUNS", 2)
     code, _, err = run_cli(capsys, "plot", "today")
-    assert code == 1
-    assert "expected at most 2 runs in a picture, found 3; name fewer, such as 2" in err
+    assert code == 0
+    assert "the newest 2 of 3 runs; choose with --where, or name them" in err
+
+
+def test_runs_that_are_named_one_by_one_are_never_left_out(outputs, capsys, monkeypatch):
+    from daypoint import plots
+
+    monkeypatch.setattr(plots, "MOST_RUNS", 2)
+    code, _, err = run_cli(capsys, "plot", *map(str, day.run_directories(outputs)))
+    assert (code, err) == (1, "error: expected at most 2 runs, found 3 that are named; name fewer\n")
+
+
+def test_runs_are_chosen_by_a_query_and_a_number(outputs, here, capsys):
+    assert run_cli(capsys, "plot", "today", "--where", "status=failed")[0] == 0
+    assert [path.name.count("-") for path in here.iterdir()] == [1]  # the name of a single run
+    assert "the newest 1 of 3 runs" in run_cli(capsys, "plot", "today", "-n", "1")[2]
+    code, _, err = run_cli(capsys, "plot", "today", "--where", "status=killed")
+    assert (code, err) == (1, "error: today: found no run with status=killed to draw\n")
 
 
 def test_a_run_that_is_named_twice_is_drawn_once(outputs, capsys):

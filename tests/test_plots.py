@@ -133,11 +133,12 @@ def test_a_metric_that_one_of_two_runs_has_is_drawn(tmp_path):
 def test_as_many_runs_as_there_may_be_have_each_their_own_line(tmp_path):
     runs = []
     for i in range(plots.MOST_RUNS):
-        run = written(tmp_path, [1.0 / (i + 1), 0.5 / (i + 1)])
+        run = written(tmp_path, [1.0 / (i + 1), 0.5 / (i + 1)], config={"optimizer": {"lr": i}})
         run.record["attempts"][0]["overrides"] = [f"optimizer.lr={i}"]
         runs.append(load(run))
     plots.draw_curves(runs, ["loss"], tmp_path / "a.svg")
-    assert {f"lr={i}" for i in range(plots.MOST_RUNS)} <= set(words(tmp_path / "a.svg"))
+    said = {word.rpartition(" ")[2] for word in words(tmp_path / "a.svg")}
+    assert {f"lr={i}" for i in range(plots.MOST_RUNS)} <= said
     assert len(set(canvas.PALETTE)) * 2 == plots.MOST_RUNS
 
 
@@ -195,3 +196,20 @@ def test_no_time_and_no_version_is_in_a_picture(tmp_path):
 def test_another_ending_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"ends in \.png, \.svg, \.pdf, found '\.gif'"):
         plots.draw_curves([load(written(tmp_path))], ["loss"], tmp_path / "a.gif")
+
+
+def test_what_is_logged_once_an_epoch_looks_different_from_the_mean_of_one(tmp_path, monkeypatch):
+    seen = {}
+    line = plots._Panel._line
+
+    def keep(self, label, x, y, style):
+        seen[label] = style.get("marker")
+        line(self, label, x, y, style)
+
+    monkeypatch.setattr(plots._Panel, "_line", keep)
+    run = written(tmp_path, [3.0, 1.0])
+    run.epoch(loss=[3.0, 1.0])
+    run.log_epoch(val=0.5)
+    found = curves.load(run.files, run.record, address="x", status="FINISHED", metrics=["loss", "val"])
+    plots.draw_curves([found], ["loss", "val"], tmp_path / "a.png")
+    assert seen["mean of the epoch"] != seen["once an epoch"]

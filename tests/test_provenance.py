@@ -113,7 +113,7 @@ def test_the_diff_leads_from_the_commit_to_the_tree(repository, tmp_path, config
     git(repository, "add", "added.py")
     (repository / "new é.py").write_text("untracked\n")
     (repository / "sub").mkdir()
-    (repository / "sub" / "bytes").write_bytes(bytes(range(256)))
+    (repository / "sub" / "latin.py").write_bytes(bytes(range(1, 256)))
     (repository / "ignored").write_text("not code")
     index = (repository / ".git" / "index").read_bytes()
     state, diff = git_state(repository), uncommitted_diff(repository)
@@ -125,7 +125,7 @@ def test_the_diff_leads_from_the_commit_to_the_tree(repository, tmp_path, config
     git(tmp_path, "clone", "-q", str(repository), str(copy))
     (tmp_path / "diff").write_bytes(diff)
     git(copy, "apply", str(tmp_path / "diff"))
-    for name in ("train.py", "added.py", "new é.py", "sub/bytes"):
+    for name in ("train.py", "added.py", "new é.py", "sub/latin.py"):
         assert (copy / name).read_bytes() == (repository / name).read_bytes()
     assert not (copy / "ignored").exists()
 
@@ -145,13 +145,44 @@ def test_the_results_of_runs_make_no_tree_dirty(repository):
     assert git_state(repository, generated=("mlruns",))["dirty"] is True
 
 
-def test_large_files_and_places_for_secrets_are_named_but_not_included(repository):
-    (repository / "data.bin").write_bytes(bytes(2**20 + 1))
+def test_only_untracked_code_and_settings_are_included_the_rest_is_named_with_its_hash(repository):
+    for name in ("new.py", "conf.yaml", "Makefile", ".flake8"):
+        (repository / name).write_text(f"this is {name}\n")
+    left_out = {
+        "curves.png": b"\x89PNG\0",
+        "day.html": b"<html>",
+        "trend.svg": b"<svg>",
+        "data.csv": b"a,b\n",
+        "x.npy": b"\x93NUMPY",
+        "binary": b"a\0b",
+        "large.py": b"#" * (2**20 + 1),
+    }
+    for name, content in left_out.items():
+        (repository / name).write_bytes(content)
+    diff = uncommitted_diff(repository)
+    for name in ("new.py", "conf.yaml", "Makefile", ".flake8"):
+        assert f"+this is {name}".encode() in diff
+    for name, content in left_out.items():
+        digest = hashlib.sha256(content).hexdigest()
+        assert f"# left out: {name} ({len(content)} bytes, SHA-256 {digest}, untracked)\n".encode() in diff
+    assert len(diff) < 3000
+
+
+def test_a_large_data_set_is_not_hashed(repository, monkeypatch):
+    monkeypatch.setattr("daypoint.provenance._MOST_HASHED_BYTES", 10)
+    (repository / "a.csv").write_bytes(b"12345678")
+    (repository / "b.csv").write_bytes(b"12345678")
+    diff = uncommitted_diff(repository)
+    assert b"# left out: a.csv (8 bytes, SHA-256" in diff
+    assert b"# left out: b.csv (8 bytes, untracked)\n" in diff
+
+
+def test_places_for_secrets_are_named_but_neither_included_nor_hashed(repository):
     (repository / ".env").write_text("TOKEN=TOPSECRET")
     (repository / "Credentials.json").write_text("TOPSECRET")
     diff = uncommitted_diff(repository)
-    assert b"# left out: data.bin (1048577 bytes, untracked)\n" in diff
-    assert b"# left out: .env" in diff
+    assert b"# left out: .env (15 bytes, untracked)\n" in diff
+    assert b"# left out: Credentials.json (9 bytes, untracked)\n" in diff
     assert b"TOPSECRET" not in diff
     assert git_state(repository)["dirty"] is True
 
@@ -227,7 +258,7 @@ def test_a_clean_tree_leaves_no_diff_in_the_run_directory(repository, tmp_path, 
 
 def test_the_diff_in_the_run_directory_gives_the_tree_back(repository, tmp_path, monkeypatch):
     (repository / "train.py").write_text("print(2)\n")
-    (repository / "new.py").write_bytes(b"\x00\xff")
+    (repository / "new.py").write_bytes(b"\x01\xff")
     monkeypatch.chdir(repository)
     run = train(tmp_path / "outputs")
     state = identity.read_run(run.directory)["git"]
@@ -238,7 +269,7 @@ def test_the_diff_in_the_run_directory_gives_the_tree_back(repository, tmp_path,
     git(copy, "checkout", "-q", state["commit"])
     git(copy, "apply", str(path))
     assert (copy / "train.py").read_text() == "print(2)\n"
-    assert (copy / "new.py").read_bytes() == b"\x00\xff"
+    assert (copy / "new.py").read_bytes() == b"\x01\xff"
 
 
 def test_each_attempt_has_its_own_code(repository, tmp_path, monkeypatch):

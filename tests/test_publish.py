@@ -1,6 +1,7 @@
 """`daypoint package` and `daypoint promote`, run as a user runs them."""
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -68,6 +69,35 @@ def test_a_script_without_an_input_shape_is_told_about_example(project):
     assert "models:/script@" in done.stdout
     split = json.loads((project.runs()[0] / "mlflow_model" / "serving_input_example.json").read_text())
     assert split["dataframe_split"]["columns"] == ["x0", "x1", "x2", "x3"]
+
+
+SCRIPT = """
+import daypoint, torch
+with daypoint.open_run({"lr": 0.1, "tracking": {"experiment": "plain"}}, monitor="loss") as run:
+    for _ in run.epochs(1):
+        run.log(loss=1.0)
+    run.save(model=torch.nn.Linear(1, 1))
+"""
+
+
+def test_of_a_day_every_model_is_packaged_that_can_be_and_the_others_are_named(project):
+    (project.root / "script.py").write_text(SCRIPT)
+    project.python("script.py")
+    refused = project.daypoint("package", "today", check=False)
+    assert refused.returncode == 1
+    project.train("model=linear", "trainer.epochs=1")
+    done = project.daypoint("package", "today")
+    assert "registered model digits, version 1" in done.stdout
+    assert done.stderr.startswith("warning: not packaged: plain: ")
+    assert "expected a section `model` with a _target_" in done.stderr
+    (project.root / "script.py").write_text(SCRIPT.replace("plain", "other"))
+    project.python("script.py")
+    (run,) = (run for run in project.runs() if "linear" in (run / "run.json").read_text())
+    shutil.rmtree(run)
+    refused = project.daypoint("package", "today", check=False)
+    assert refused.returncode == 1
+    assert "no model of that day can be packaged\n  other: " in refused.stderr
+    assert "\n  plain: " in refused.stderr
 
 
 def test_a_store_that_is_away_is_an_error_that_says_how_to_go_on(project):

@@ -57,7 +57,7 @@ def saved(root, data, value=0.9, **more):
 
 
 def published(root, run):
-    (found,) = publish(str(run.directory), root / "outputs", uri=uri(root))
+    (found,) = publish(str(run.directory), root / "outputs", uri=uri(root)).published
     return found
 
 
@@ -183,7 +183,7 @@ def test_promoting_keeps_the_pins_of_other_experiments(root, data):
 
 def test_a_day_of_two_experiments_has_two_models(root, data):
     one, two = saved(root, data, experiment="one"), saved(root, data, experiment="two")
-    found = publish(one.day, root / "outputs", uri=uri(root))
+    found = publish(one.day, root / "outputs", uri=uri(root)).published
     assert [each.registered.uri for each in found] == [f"models:/one@{one.day}", f"models:/two@{two.day}"]
 
 
@@ -194,7 +194,7 @@ def test_a_day_without_runs_is_a_clear_error(root):
 
 def test_without_tracking_the_package_is_made_and_its_path_served(root, data):
     run = saved(root, data)
-    (found,) = publish(str(run.directory), root / "outputs")
+    (found,) = publish(str(run.directory), root / "outputs").published
     assert found.registered is None
     assert "tracking.enabled=false" in found.complaint
     assert f"mlflow models serve -m {run.directory}/mlflow_model --env-manager local" in "\n".join(

@@ -220,7 +220,16 @@ def test_uncommitted_changes_are_named_too(app):
     (app.root / "app.py").write_text(APP.replace("cfg.seed", "cfg.seed + 1"))
     done = reproduce(app, run.address, code=1)
     assert "warning: code: uncommitted changes were none, now those with sha256" in done.stderr
-    assert "to have it as it was: git stash -u" in done.stderr
+    assert (
+        f"to have it as it was (commit {run.record['git']['commit'][:12]} with nothing else): " in done.stderr
+    )
+    assert "commit or move what is not committed now (app.py)\n" in done.stderr
+    assert "stash" not in done.stderr
+    for name in "abcd":
+        (app.root / f"new_{name}.py").touch()
+    (app.root / "a.png").touch()
+    done = reproduce(app, run.address, code=1)
+    assert "not committed now (app.py, new_a.py, new_b.py and 3 more)\n" in done.stderr
     assert "uncommitted changes were none, now" in done.stdout
 
 
@@ -530,3 +539,13 @@ def test_ctrl_c_ends_the_new_run_with_a_word(app):
     assert process.returncode == 2, output
     assert "the run again was KILLED after" in output
     assert files.loads((newest(app).directory / "run.json").read_bytes())["status"] == "KILLED"
+
+
+def test_of_a_day_with_two_experiments_the_command_line_asks_which(project):
+    for name in ("one", "two"):
+        project.train("model=linear", "trainer.epochs=1", f"tracking.experiment={name}")
+    refused = project.daypoint("reproduce", "today", check=False)
+    assert refused.returncode == 2
+    assert "found one, two; say which with --experiment NAME, or give the address" in refused.stderr
+    done = project.daypoint("reproduce", "today", "--experiment", "one", "--steps", "2")
+    assert "identical: 2 batches" in done.stdout

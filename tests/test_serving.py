@@ -134,7 +134,7 @@ def _published(root, uri):
 
 
 def _served(root, uri, run, x, frame=None, target=None):
-    (found,) = publish(str(run.directory), root / "outputs", uri=uri)
+    (found,) = publish(str(run.directory), root / "outputs", uri=uri).published
     with torch.no_grad():
         answers = daypoint.load(run.directory)(x).numpy()
     if target and "mean" in target:
@@ -263,7 +263,7 @@ def test_a_server_gets_the_model_and_serves_it_to_others(project, tmp_path_facto
         x, _ = next(iter(digits.val_loader()))
         run = save(root, zoo("MLP", digits), data=digits, experiment="remote")
         served = _served(root, address, run, x[:3])
-        again = publish(str(run.directory), root / "outputs", uri=address)[0].registered
+        again = publish(str(run.directory), root / "outputs", uri=address).published[0].registered
         assert (served.uri, again.version) == (f"models:/remote@{run.day}", "1")
         place = elsewhere(tmp_path_factory, address)
         (place.directory / "in.json").write_text(json.dumps(served.json))

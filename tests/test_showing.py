@@ -140,3 +140,16 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path, monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True)
     assert watching.watch(stored, tmp_path / "outputs", console=console).is_live
     run.end()
+
+
+def test_hyperparameters_are_in_alphabetical_order_those_of_sweeps_only_in_a_job(tmp_path):
+    config = {"sweep": {"resume": None}, "trainer": {"epochs": 1}, "model": {"width": 8}, "debug": None}
+
+    def shown(hour, **record):
+        run = catalog.read(file_run(tmp_path, f"20260301-{hour}0000", config=config, **record), tmp_path)
+        lines = showing.page(run).split("hyperparameters\n")[1].splitlines()
+        return [line.split()[0] for line in lines]
+
+    assert shown(10) == ["debug", "model.width", "trainer.epochs"]
+    job = {"directory": "x/20260301/sweep-1", "job": 0}
+    assert shown(11, sweep=job) == ["debug", "model.width", "sweep.resume", "trainer.epochs"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -67,7 +68,14 @@ def test_a_sweep_has_a_manifest_a_summary_and_a_parent_with_its_jobs_as_children
     number, best = sweep.best(manifest)
     assert best["value"] == min(values)  # val/loss: less is better
     assert "over 2 seeds: val/loss" in done.stdout
-    assert f"sweep {directory.parent.name}/{directory.name}" in done.stdout
+    address = f"{directory.parent.name}/{directory.name}"
+    assert f"sweep {address}" in done.stdout
+    assert re.search(rf"^  daypoint plot {address} --values +#", done.stdout, re.M)
+    assert re.search(rf"^  daypoint show {address}/{number} +#", done.stdout, re.M)
+    assert re.search(
+        r"^job +status +val/loss +overrides$", done.stdout, re.M
+    )  # no column that repeats the job
+    assert not re.search(r"^ +\d.* $", done.stdout, re.M)
     runs = settled(project, 5)
     ((parent_id, (name, status, tags, params)),) = [
         item for item in runs.items() if item[1][2].get("daypoint.kind") == "sweep"

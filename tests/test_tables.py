@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from daypoint.tables import Table, as_csv, as_html, as_json, has_colours, text
+from daypoint.tables import LONGEST, Table, as_csv, as_html, as_json, fitting, has_colours, text
 
 TABLE = Table(["run", "lr", "on"], [["a", 1e-5, True], ["long name", 123456.789, None], ["c", 3, False]])
 
@@ -37,6 +37,15 @@ def test_only_text_is_cut_and_never_the_first_column():
     assert "x" * 100 in shown
     assert "1" + "0" * 60 in shown
     assert shown.endswith("y…")
+
+
+def test_a_table_too_wide_for_a_terminal_is_several_that_fit():
+    table = Table(["key", *(f"run{i}" for i in range(6))], [["a", *["x" * 30] * 6], ["b", *range(6)]])
+    parts = fitting(table, 50)
+    assert [name for part, _ in parts for name in part.columns if name != "key"] == table.columns[1:]
+    for part, longest in parts:
+        assert max(map(len, text(part, longest=longest).splitlines())) <= 50
+    assert fitting(table, None) == [(table, LONGEST)]
 
 
 def test_colours_do_not_move_columns():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 from filed_runs import epoch, file_run
+from test_plots import words
 
 from daypoint.errors import ConfigError
 from daypoint.trend import trend
@@ -72,3 +73,23 @@ def test_a_trend_is_drawn_as_a_file(outputs, tmp_path, name, begin):
 def test_a_picture_of_another_kind_is_refused(outputs, tmp_path):
     with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
         draw_trend(trend(outputs, "val/accuracy").days, "x", tmp_path / "a.gif")
+
+
+def test_what_was_reproduced_is_not_measured_twice(outputs):
+    reproduced = {"reproduces": {"address": "20260301/110000-000000"}}
+    file_run(outputs, "20260301-130000", epochs=[epoch(0, val__accuracy=0.99)], **reproduced)
+    file_run(outputs, "20260305-130000", epochs=[epoch(0, val__accuracy=0.99)], **reproduced)
+    found = trend(outputs, "val/accuracy")
+    assert (found.days[0].runs, found.days[0].best) == (3, 0.9)
+    assert [day.day for day in found.days] == ["20260301", "20260303"]
+
+
+def test_one_day_has_an_axis_of_days_and_no_entry_for_a_spread_that_is_not_there(outputs, tmp_path):
+    found = trend(outputs, "val/accuracy", "20260303")
+    draw_trend(found.days, found.metric, tmp_path / "a.svg")
+    said = words(tmp_path / "a.svg")
+    assert [text for text in said if text.startswith("20")] == ["2026-03-02", "2026-03-03", "2026-03-04"]
+    assert "least to greatest" not in said
+    found = trend(outputs, "val/accuracy", "20260301")
+    draw_trend(found.days, found.metric, tmp_path / "a.svg")
+    assert "least to greatest" in words(tmp_path / "a.svg")

@@ -1,6 +1,7 @@
 """MLflow's pages as the place to compare days, in a real browser on a real server."""
 
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -115,6 +116,25 @@ def test_ctrl_c_ends_the_server_and_all_of_its_processes(root):
     process.stdout.close()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+@pytest.mark.services
+def test_the_server_says_nothing_but_what_daypoint_says_and_its_errors(root):
+    port = unused_port()
+    command = [sys.executable, "-m", "daypoint", "ui", "--port", str(port)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=root, env=clean_environment(), start_new_session=True, **streams)
+    said = [process.stdout.readline(), process.stdout.readline()]
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert [line.split()[0] for line in said] == ["MLflow", "MLflow:"]
+    assert (out, err) == ("", "")
+
+
+def test_of_what_the_server_says_only_the_greeting_is_left_out(capsys):
+    greeting = b"[MLflow] Security middleware enabled with default settings (localhost-only).\n"
+    ui._pass_on(io.BytesIO(greeting + b"Traceback\nOSError: \xff disk full"))
+    assert capsys.readouterr().err == "Traceback\nOSError: \ufffd disk full"
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 """Colours that are told apart with any kind of colour vision, by M. Okabe and K. Ito."""
 
 _WIDTH_INCHES = 10.0
+_ROW_INCHES = 0.19
 _DPI = 120
 _SETTINGS = {
     "svg.hashsalt": "daypoint",  # otherwise random ids
@@ -67,14 +69,16 @@ def figure_at(path: Path, height_inches: float) -> Iterator[Figure]:
 
 
 def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Below the panels, where it hides nothing."""
+    """Below the panels, where it hides nothing, and takes none of their height if it is long."""
     if entries:
-        longest = max(map(len, entries))
+        columns = max(1, min(5, int(140 / (max(map(len, entries)) + 7))))
+        more_rows = max(0, math.ceil(len(entries) / columns) - 2)
+        figure.set_figheight(figure.get_figheight() + _ROW_INCHES * more_rows)
         figure.legend(
             list(entries.values()),
             list(entries),
             loc="outside lower left",
-            ncols=max(1, min(5, int(140 / (longest + 7)))),
+            ncols=columns,
             frameon=False,
             fontsize=9,
         )
@@ -97,6 +101,15 @@ def set_log(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1,) if decades > 3 else (1, 2, 5) if decades > 0.7 else "all"))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def set_days(axes: Any, first: datetime, last: datetime) -> None:
+    """An x axis of days with one more at each end, never of parts of a day or of years for a single one."""
+    from matplotlib.dates import AutoDateLocator, DateFormatter, DayLocator
+
+    axes.set_xlim(first - timedelta(days=1), last + timedelta(days=1))
+    axes.xaxis.set_major_locator(DayLocator() if (last - first).days < 10 else AutoDateLocator(maxticks=10))
+    axes.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
 
 
 def plain(text: str, longest: int) -> str:

@@ -42,11 +42,16 @@ def main() -> None:
     try:
         app(prog_name="daypoint")
     except DaypointError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_said(error)}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:  # `daypoint ls | head`
         sys.stderr.close()
         sys.exit(0)
+
+
+def _said(error: Exception) -> str:
+    """What an error says, with the option for what is an argument in Python."""
+    return str(error).replace('experiment="NAME"', "--experiment NAME")
 
 
 def _version(asked: bool) -> None:
@@ -96,6 +101,9 @@ def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], output
         raise typer.Exit(1)
 
 
+Experiment = Annotated[str | None, typer.Option(help="Which experiment's model, of a day that has several.")]
+
+
 @app.command()
 def reproduce(
     address: Annotated[str, typer.Argument(help="Which run; of a day or a sweep, the run of its model.")],
@@ -118,6 +126,7 @@ def reproduce(
     script: Annotated[
         Path | None, typer.Option(help="The script to run; by default the one that made the run.")
     ] = None,
+    experiment: Experiment = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The result as JSON on stdout, all else on stderr.")
     ] = False,
@@ -138,7 +147,7 @@ def reproduce(
     where = _outputs(outputs)
     told = sys.stderr if as_json else sys.stdout
     try:
-        planned = again.plan(again.find(address, where), steps)
+        planned = again.plan(again.find(address, where, experiment), steps)
         original, caution = planned.run, []
         if against is not None:
             if overrides or script:
@@ -156,7 +165,7 @@ def reproduce(
             )
         result = again.compare(planned, made, ignore or ())
     except DaypointError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_said(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
     if as_json:
         limits = {"batches_asked": planned.batches, "because": planned.why, "warnings": caution}
@@ -223,7 +232,6 @@ def sync(
         raise typer.Exit(1)
 
 
-Experiment = Annotated[str | None, typer.Option(help="Which experiment's model, of a day that has several.")]
 Store = Annotated[str | None, typer.Option(help="Another MLflow store than the one the run was made for.")]
 
 
@@ -238,7 +246,8 @@ def package(
     uri: Store = None,
     outputs: Outputs = None,
 ) -> None:
-    """Make the best checkpoint an MLflow model, and the day's one servable as models:/EXPERIMENT@DAY.
+    """Make the best checkpoint an MLflow model, and the day's one servable as models:/EXPERIMENT@DAY. Of a day with
+    several experiments the model of each; exit code 0 if at least one could be packaged.
 
     \b
     Example: daypoint package 20260328
@@ -248,7 +257,9 @@ def package(
     where = _outputs(outputs)
     _find_modules_of(where)
     found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
-    _show(found)
+    for complaint in found.complaints:
+        print(f"warning: not packaged: {complaint}", file=sys.stderr)
+    _show(found.published)
 
 
 @app.command()

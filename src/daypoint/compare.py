@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daypoint import catalog
 from daypoint.errors import AddressError
 from daypoint.facts import RunFacts
-from daypoint.grammar import parse
-from daypoint.query import MISSING, Name, names
-from daypoint.selection import Names, bind, select
+from daypoint.query import MISSING, Name
+from daypoint.selection import newest
 from daypoint.tables import Table
 
 MOST = 12
@@ -44,20 +42,26 @@ class Comparison:
         runs: their addresses, the columns.
         sections: those in which something is shown.
         complaints: runs that could not be read, in words.
+        remark: that there were more runs, in words; None if there were not.
     """
 
     runs: list[str]
     sections: list[Section]
     complaints: list[str]
+    remark: str | None = None
 
     def tables(self) -> list[tuple[str, Table]]:
-        """A table a section."""
+        """A table a section; `best(x)` where it is not `x` in every run."""
         return [
             (
                 section.name,
                 Table(
                     [section.name, *self.runs],
-                    [[key, *map(_cell, values)] for key, values in section.rows.items()],
+                    [
+                        [key, *map(_cell, values)]
+                        for key, values in section.rows.items()
+                        if not _repeats(key, values, section.rows)
+                    ],
                 ),
             )
             for section in self.sections
@@ -91,39 +95,22 @@ class Comparison:
 
 
 def compare(outputs: Path, addresses: Iterable[str], *, where: str | None = None) -> Comparison:
-    """Compare runs, days and sweeps; of a day or a sweep every run is a column.
+    """Compare runs, days and sweeps; of a day or a sweep every run is a column, of more than 12 runs the newest.
 
     Args:
         where: which of the runs, see `daypoint.query`.
 
     Raises:
-        AddressError: an address names nothing; fewer than two runs, or more than 12.
+        AddressError: an address names nothing; fewer than two runs, or more than 12 that are named one by one.
         ConfigError: the query is none, or no run has a name in it.
     """
-    directories = list(
-        dict.fromkeys(path for address in addresses for path in catalog.directories(address, outputs))
-    )
-    condition = bind(parse(where)) if where else None
-    known = Names(names(condition) if condition else ())
-    complaints: list[str] = []
-    found: list[RunFacts] = []
-    for of in select(directories, outputs, complaints, lambda of: of, where=condition, known=known):
-        found.append(of)
-        if len(found) > MOST and not known.unknown:
-            break
-    if len(found) <= MOST:
-        known.check()
-    if len(found) > MOST:
-        raise AddressError(
-            f"compare: expected at most {MOST} runs, found more; narrow them: --where 'status=finished and best>0.9', or "
-            "name single runs"
-        )
-    if len(found) < 2:
-        raise AddressError(f"compare: expected at least two runs, found {len(found)}")
-    return side_by_side(found, complaints)
+    chosen = newest(addresses, outputs, MOST, where=where)
+    if len(chosen.runs) < 2:
+        raise AddressError(f"compare: expected at least two runs, found {len(chosen.runs)}")
+    return side_by_side(chosen.runs, chosen.complaints, chosen.remark)
 
 
-def side_by_side(runs: list[RunFacts], complaints: list[str]) -> Comparison:
+def side_by_side(runs: list[RunFacts], complaints: list[str], remark: str | None = None) -> Comparison:
     """Runs that were read already."""
     sections = [
         _differing("config", [of.config for of in runs]),
@@ -134,7 +121,7 @@ def side_by_side(runs: list[RunFacts], complaints: list[str]) -> Comparison:
         Section("metrics", _rows([_measured(of) for of in runs])),
     ]
     kept = [section for section in sections if section.rows]
-    return Comparison([of.run.address for of in runs], kept, complaints)
+    return Comparison([of.run.address for of in runs], kept, complaints, remark)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -183,6 +170,11 @@ def _measured(of: RunFacts) -> dict[str, Any]:
         summary = of.summary(name)
         found |= {f"best({name})": summary.best, name: summary.last}
     return {**found, "epochs": len(of.run.epochs), "steps": of.run.steps, "seconds": of.seconds}
+
+
+def _repeats(key: str, values: list[Any], rows: dict[str, list[Any]]) -> bool:
+    last = rows.get(key.removeprefix("best(").removesuffix(")")) if key.startswith("best(") else None
+    return last is not None and all(map(same, values, last))
 
 
 def _cell(value: Any) -> Any:

@@ -11,14 +11,14 @@ import difflib
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from daypoint import files, journal
+from daypoint import day, files, identity, journal, keys
 from daypoint.day import RunFiles
 from daypoint.errors import ConfigError
 
@@ -243,46 +243,36 @@ def _within_range(values: np.ndarray) -> np.ndarray:
 
 
 def labels(runs: Sequence[RunCurves]) -> list[str]:
-    """A name for each run that says what is different about it: the overrides that not all have, and the
-    time where that is not enough.
+    """A name for each of several runs: its address, by which `daypoint show` finds it, and what is different about it: the
+    overrides that not all have. A single run goes by its name.
     """
-    from daypoint.keys import flatten
-
-    given = [dict(_overrides(run.record)) for run in runs]
-    differing = [
-        key
-        for key in dict.fromkeys(key for overrides in given for key in overrides)
-        if len({overrides.get(key) for overrides in given}) > 1
+    if len(runs) == 1:
+        return [name_of(runs[0])]
+    given = [keys.given(run.record["attempts"][0]["overrides"]) for run in runs]
+    chosen = [run.record.get("choices") or {} for run in runs]
+    values = [
+        {**overrides, **groups, **keys.flatten(run.record["config"])}
+        for run, groups, overrides in zip(runs, chosen, given, strict=True)
     ]
+    differing = []
+    for key in dict.fromkeys(key for overrides in given for key in overrides):
+        seen = {of.get(key) for of in values}
+        if any(key in groups for groups in chosen):  # which member it is, is not known of every run
+            seen.discard(None)
+        if len(seen) > 1 and key.partition(".")[0] not in identity.IGNORED:
+            differing.append(key)
     last = [key.rpartition(".")[2] for key in differing]
     found = []
-    for run, overrides in zip(runs, given, strict=True):
-        config = flatten(run.record["config"])
-        parts = []
-        for key, short in zip(differing, last, strict=True):
-            value = overrides.get(key, config.get(key))
-            if value is not None:
-                parts.append(f"{short if last.count(short) == 1 else key}={value}")
-        found.append(" ".join(parts))
-    if any(found.count(label) > 1 for label in found):
-        whole_days = len({run.address.partition("/")[0] for run in runs}) > 1
-        for i, run in enumerate(runs):
-            day, _, time = run.address.partition("/")
-            when = f"{day}/{time}" if whole_days else time or day
-            when = when.partition("-")[0] if _is_unique(when, runs) else when
-            found[i] = f"{when} {found[i] or name_of(run)}"
-    return [label or name_of(run) for label, run in zip(found, runs, strict=True)]
-
-
-def _is_unique(when: str, runs: Sequence[RunCurves]) -> bool:
-    short = when.partition("-")[0]
-    return not when.startswith("sweep-") and sum(short in run.address for run in runs) == 1
-
-
-def _overrides(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for text in record["attempts"][0]["overrides"]:
-        key, _, value = text.lstrip("+~").partition("=")
-        yield key, value
+    for address, run, of in zip(day.shortened([run.address for run in runs]), runs, values, strict=True):
+        parts = [
+            f"{short if last.count(short) == 1 else key}={of[key]}"
+            for key, short in zip(differing, last, strict=True)
+            if key in of
+        ]
+        name = name_of(run)
+        is_named = not name.startswith(run.record["day"])  # else it says what the address does
+        found.append(f"{address}  {' '.join(parts) or name * is_named}".rstrip())
+    return found
 
 
 def name_of(run: RunCurves) -> str:

@@ -329,6 +329,12 @@ def address_of(directory: Path, outputs: Path) -> str:
     return str(directory)
 
 
+def shortened(addresses: Sequence[str]) -> list[str]:
+    """The same without the microseconds, where they still tell these runs apart: `20260328/141502`."""
+    short = [re.sub(r"(?<=/)(sweep-)?(\d{6})-\d{6}(?=/|$)", r"\1\2", address) for address in addresses]
+    return [a if short.count(s) > 1 else s for a, s in zip(addresses, short, strict=True)]
+
+
 def as_path(address: str) -> Path | None:
     """The absolute path that an address may be; None for what cannot be one: too long, `~nobody`, a NUL in it."""
     try:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daypoint.options import Outputs, outputs_from
+from daypoint.options import Outputs, Where, outputs_from, warn
+
+if TYPE_CHECKING:
+    from daypoint.catalog import StoredRun
 
 
 def plot(
@@ -39,20 +42,25 @@ def plot(
             help="Draw an exponential moving average too, such as 0.9: the value before counts so much.",
         ),
     ] = None,
+    where: Where = None,
+    limit: Annotated[
+        int | None, typer.Option("-n", min=0, help="How many runs: the newest; at most 14.")
+    ] = None,
     values: Annotated[
         bool, typer.Option("--values", help="Of one sweep: what each job was worth, over the values tried.")
     ] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the file when it is there.")] = False,
     outputs: Outputs = None,
 ) -> None:
-    """Draw learning curves: every batch, the mean, least and greatest of each epoch; prints the file it wrote.
+    """Draw learning curves: every batch, the mean, least and greatest of each epoch; prints the file it wrote. Of more
+    than 14 runs the newest.
 
     \b
     Example: daypoint plot today -m loss -o curves.html
     """
     from daypoint.errors import DaypointError
 
-    where = outputs_from(outputs)
+    there = outputs_from(outputs)
     if smooth is not None and not 0 <= smooth < 1:
         raise typer.BadParameter(
             f"--smooth: expected a weight from 0 to below 1, such as 0.9, found {smooth:g}"
@@ -61,11 +69,14 @@ def plot(
         raise typer.BadParameter(f"-o {output}: expected a file that ends in .png, .svg, .pdf or .html")
     if output is not None and not output.absolute().parent.is_dir():
         raise typer.BadParameter(f"-o {output}: there is no directory {output.absolute().parent}")
+    if values and (where or limit is not None):
+        raise typer.BadParameter("--values draws all jobs of a sweep: leave --where and -n out")
     try:
         if values:
-            path = _plot_sweep(addresses, output, where)
+            path = _plot_sweep(addresses, output, there)
         else:
-            path = _plot_curves(addresses, metric or [], output, where, log, smooth)
+            runs = _chosen(addresses, there, where, limit)
+            path = _plot_curves(runs, metric or [], output, log, smooth)
     except OSError as error:
         if isinstance(error, DaypointError):
             raise
@@ -77,26 +88,27 @@ def plot(
         typer.launch(str(path.absolute()))
 
 
-def _plot_curves(
-    addresses: list[str],
-    metrics: list[str],
-    output: Path | None,
-    outputs: Path,
-    log: bool,
-    smooth: float | None,
-) -> Path:
-    from daypoint import catalog, curves, curves_page, day, plots
+def _chosen(addresses: list[str], outputs: Path, where: str | None, limit: int | None) -> list[StoredRun]:
+    from daypoint import plots, selection
     from daypoint.errors import AddressError
 
-    found = {run.directory: run for address in addresses for run in catalog.find(address, outputs)}
-    if len(found) > plots.MOST_RUNS:
-        raise AddressError(
-            f"{' '.join(addresses)}: expected at most {plots.MOST_RUNS} runs in a picture, found {len(found)}; "
-            f"name fewer, such as {' '.join(run.address for run in list(found.values())[-2:])}"
-        )
+    found = selection.newest(addresses, outputs, min(limit or plots.MOST_RUNS, plots.MOST_RUNS), where=where)
+    warn(found.complaints)
+    if not found.runs:
+        raise AddressError(f"{' '.join(addresses)}: found no run{f' with {where}' if where else ''} to draw")
+    if found.remark:
+        print(found.remark, file=sys.stderr)
+    return [of.run for of in found.runs]
+
+
+def _plot_curves(
+    chosen: list[StoredRun], metrics: list[str], output: Path | None, log: bool, smooth: float | None
+) -> Path:
+    from daypoint import curves, curves_page, day, plots
+
     runs = [
         curves.load(run.files, run.record, address=run.address, status=run.status, metrics=metrics)
-        for run in found.values()
+        for run in chosen
     ]
     if metrics:
         curves.check_metrics(metrics, runs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from daypoint.errors import ConfigError
@@ -84,6 +84,12 @@ def name_of(key: str) -> str:
 def _unescape(match: re.Match[str]) -> str:
     code = int(match[1], 16)
     return chr(code) if code <= 0x10FFFF else match[0]
+
+
+def given(overrides: Iterable[str]) -> dict[str, str]:
+    """What a command line says, by key: `{"optimizer.lr": "0.1"}` for `["+optimizer.lr=0.1"]`."""
+    pairs = (text.lstrip("+~").partition("=") for text in overrides)
+    return {key: value for key, _, value in pairs}
 
 
 def mode_of(metric: str) -> str:

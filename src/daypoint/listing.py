@@ -1,27 +1,23 @@
-"""Listing: the table of `daypoint ls`. Which runs, in which order, and which columns are worth showing.
+"""Listing: the table of `daypoint ls`. Which runs, and in which order; `columns` says what is worth showing of them.
 
-Only what the shown rows need is read: the newest so many, or with a query as many as it takes to find so many. Of each row a
-few values are kept, of its config only what differs from the first one, so ten thousand runs take no more memory than one
-screen of them. This module prints nothing. One number: 0.01 s for the newest 50 of a thousand runs, 0.3 s for all of them.
+Only what the shown rows need is read: the newest so many, or with a query as many as it takes to find so many. Ten thousand runs
+take no more memory than one screen of them. This module prints nothing. One number: 0.01 s for the newest 50 of a thousand runs, 0.3 s for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daypoint import catalog, day, identity, sweep
+from daypoint import catalog, day, sweep
+from daypoint.columns import Reader, table_of
 from daypoint.facts import FACTS, RunFacts
 from daypoint.grammar import parse, parse_name
 from daypoint.query import MISSING, Name, names
 from daypoint.selection import Names, bind, select
 from daypoint.tables import Table
-
-PARAMS = 8
-METRICS = 4
-"""Columns of varying hyperparameters and of metrics, unless others are asked for."""
 
 
 @dataclass
@@ -41,54 +37,6 @@ class Listing:
     more_params: list[str]
 
 
-@dataclass
-class _Row:
-    fixed: dict[str, Any]
-    differing: dict[str, Any]
-    metrics: dict[str, Any]
-    monitor: str | None
-    asked: list[Any]
-
-
-@dataclass
-class _Reader:
-    """Makes rows; remembers the config of the first run, from which the others differ in little."""
-
-    asked: list[Name]
-    first: dict[str, Any] | None = None
-    explicit: set[str] = field(default_factory=set)
-
-    def row(self, of: RunFacts, known: Names) -> _Row:
-        if self.asked:
-            return _Row({}, {}, {}, None, [known.value(name, of) for name in self.asked])
-        config = of.config
-        if self.first is None:
-            self.first = config
-        first = self.first
-        differing = {k: v for k, v in config.items() if k not in first or not _equal(first[k], v)}
-        differing |= {k: MISSING for k in first if k not in config}
-        # What followed another value, or was put in by the program, explains nothing by itself.
-        followed = {**(of.record.get("references") or {}), **(of.record.get("filled") or {})}
-        self.explicit.update(
-            k for k in (first if config is first else differing) if k in config and k not in followed
-        )
-        name = of.record["name"]
-        fixed = {
-            "run": of.run.address,
-            "status": of.run.status,
-            "model": of.member("model"),
-            "name": None if name.startswith(of.record["day"]) else name,
-            "steps": of.run.steps,
-            "best": of.monitored("best"),
-        }
-        metrics = {
-            name: of.values(name)[-1]
-            for name in of.metrics
-            if name in (of.monitor, "loss") or name.startswith("val")
-        }
-        return _Row(fixed, differing, metrics, of.monitor, [])
-
-
 def listing(
     outputs: Path,
     address: str | None = None,
@@ -97,6 +45,7 @@ def listing(
     sort: str | None = None,
     limit: int = 50,
     columns: list[str] | None = None,
+    width: int | None = None,
 ) -> Listing:
     """The runs of an address or a range, or all of them.
 
@@ -105,19 +54,20 @@ def listing(
         sort: a name, smallest first; with a minus before it, largest first. By default by time, newest last.
         limit: so many: the newest, or the first as sorted; 0 for all.
         columns: names, instead of the usual columns.
+        width: of the terminal: the usual columns are then as many as fit, the most telling ones.
 
     Raises:
         AddressError: the address names nothing.
         ConfigError: the query is none, or no run has a name in it.
     """
     asked = [parse_name(text) for text in columns or ()]
-    reader = _Reader(asked)
+    reader = Reader(asked)
     chosen = choose(outputs, address, reader.row, where=where, sort=sort, limit=limit, asked=asked)
     rows = chosen.rows
     if asked:
         cells = [[None if cell is MISSING else cell for cell in row.asked] for row in rows]
         return Listing(Table([str(name) for name in asked], cells), chosen.complaints, chosen.left_out, [])
-    table, more = _table(rows, reader)
+    table, more = table_of(rows, reader, width)
     return Listing(table, chosen.complaints, chosen.left_out, more)
 
 
@@ -205,66 +155,6 @@ def sorted_by(items: list[Any], value_of: Any, *, descending: bool) -> list[Any]
 
     there = sorted((item for item in items if is_there(value_of(item))), key=rank, reverse=descending)
     return there + [item for item in items if not is_there(value_of(item))]
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
-
-
-def _table(rows: list[_Row], reader: _Reader) -> tuple[Table, list[str]]:
-    first = reader.first or {}
-    params = [key for key in varying([row.differing for row in rows], first) if key in reader.explicit]
-    monitors = list(dict.fromkeys(row.monitor for row in rows if row.monitor))
-    best = f"best {monitors[0]}" if len(monitors) == 1 else "best"
-    seen = dict.fromkeys(name for row in rows for name in row.metrics)
-    metrics = list(dict.fromkeys((*(name for name in monitors if name in seen), *seen)))[:METRICS]
-    shown = params[:PARAMS]
-    columns = ["run", "status", "model", "name", *map(short_header, shown), best, *metrics, "steps"]
-    cells = [
-        [
-            *(row.fixed[key] for key in ("run", "status", "model", "name")),
-            *(_param(key, row.differing.get(key, first.get(key, MISSING))) for key in shown),
-            row.fixed["best"],
-            *(row.metrics.get(name) for name in metrics),
-            row.fixed["steps"],
-        ]
-        for row in rows
-    ]
-    return Table(columns, cells).without_empty(), params[PARAMS:]
-
-
-def varying(differing: list[dict[str, Any]], first: dict[str, Any]) -> list[str]:
-    """The hyperparameters that are not the same in all, without those that change no result."""
-    found: dict[str, list[Any]] = {}
-    for one in differing:
-        for key in one:
-            found.setdefault(key, [])
-    order = {key: place for place, key in enumerate(first)}
-    kept = []
-    for key in sorted(found, key=lambda key: order.get(key, len(order))):
-        values = [one.get(key, first.get(key, MISSING)) for one in differing]
-        if any(not _equal(values[0], value) for value in values[1:]) and not _is_ignored(key):
-            kept.append(key)
-    return kept
-
-
-def _is_ignored(key: str) -> bool:
-    return key == "model._target_" or any(
-        key == part or key.startswith(f"{part}.") for part in identity.IGNORED
-    )
-
-
-def short_header(key: str) -> str:
-    """`optimizer` for `optimizer._target_`, whose values are shown as the last part of theirs."""
-    return key.removesuffix("._target_")
-
-
-def _param(key: str, value: Any) -> Any:
-    if value is MISSING:
-        return None
-    if key.endswith("._target_") and isinstance(value, str):
-        return value.rpartition(".")[2]
-    return "null" if value is None else value
 
 
 def objects(

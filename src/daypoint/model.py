@@ -135,7 +135,7 @@ def _best_of(address: str, runs: Sequence[StoredRun], outputs: Path | None) -> C
     names = sorted({run.record["experiment"] for run in runs})
     if len(names) > 1:
         raise AddressError(
-            f"{address}: expected runs of one experiment, found {', '.join(names)}; say which with experiment=NAME, "
+            f'{address}: expected runs of one experiment, found {", ".join(names)}; say which with experiment="NAME", '
             "or give the address of a run"
         )
     if outputs is not None and (chosen := _pinned(runs, outputs)) is not None:

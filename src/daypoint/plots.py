@@ -26,7 +26,9 @@ MOST_RUNS = 2 * len(PALETTE)
 
 _COLUMNS = 1100
 """A little more than a panel has pixels across."""
-_LONGEST_LABEL = 70
+_LONGEST_LABEL = 90
+_MOST_DOTS = 100
+"""On a line; more would hide it."""
 
 
 def draw_curves(
@@ -128,7 +130,10 @@ class _Panel:
             self._epochs(curve, strong)
             self._average(curve, strong)
         else:
-            self._line("once an epoch", curve.steps, y, {**strong, **_dots(len(y))})
+            hollow = {"marker": "D", "markerfacecolor": "white"} if len(y) <= _MOST_DOTS else {}
+            self._line(
+                "once an epoch", curve.steps, y, {**strong, "linewidth": 1.1, "markersize": 4.5, **hollow}
+            )
         for step in run.resumed_at:
             line = self._axes.axvline(step, color=color, linestyle=":", linewidth=1.0, zorder=1.5)
             self._legend.setdefault("resumed", line)
@@ -244,7 +249,7 @@ class _Panel:
 
 def _dots(count: int) -> dict[str, Any]:
     """Dots on a line, unless they would hide it."""
-    return {"marker": "o", "markersize": 4.0} if count <= 100 else {"marker": None}
+    return {"marker": "o", "markersize": 4.0} if count <= _MOST_DOTS else {"marker": None}
 
 
 def _limit_steps(axes: Axes, steps: Sequence[np.ndarray]) -> None:
@@ -283,5 +288,7 @@ def _grey(artist: Any) -> Any:
     same = Line2D([], [], color="0.35", linestyle=artist.get_linestyle(), linewidth=artist.get_linewidth())
     same.set_marker(artist.get_marker())
     same.set_markersize(artist.get_markersize())
+    if artist.get_markerfacecolor() == "white":
+        same.set_markerfacecolor("white")
     same.set_alpha(artist.get_alpha())
     return same

@@ -12,6 +12,7 @@ import fnmatch
 import hashlib
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,12 @@ GENERATED = ("outputs", "mlruns")
 """Directories of a project that hold results, not code: what lies in them makes no tree dirty."""
 
 _LARGEST_UNTRACKED_BYTES = 2**20
+_MOST_HASHED_BYTES = 2**26
+"""Of all untracked files that are not code together: a run must not wait while a data set is hashed."""
+_CODE = re.compile(
+    r"\.(pyi?|pyx|pxd|ipynb|c|cc|cpp|cxx|hpp?|cuh?|metal|rs|go|java|jl|r|lua|js|ts|sh|bash|zsh|ps1|bat|sql|proto|cmake|mk"
+    r"|j2|jinja|ya?ml|json|toml|ini|cfg|conf|properties|lock|txt|md|rst|patch|diff)"
+)
 _SETTINGS = (b".yaml", b".yml", b".json", b".toml", b".ini", b".cfg", b".env", b".properties")
 _PRIVATE = (".env*", ".netrc", "*.pem", "*.key", "id_rsa*", "*credential*", "*secret*")
 # Set while git runs a hook; with them every git would speak of that repository instead of the project's.
@@ -82,10 +89,31 @@ def uncommitted_diff(
 ) -> bytes:
     """What `git apply` needs to get from the commit to the tree, untracked files included. Never raises.
 
-    An untracked file over 1 MiB, or named like a place for secrets (`.env`), is only named, with its size, in
-    a line at the top. Empty for a clean tree, and when git cannot tell (`git_state` then has the reason).
+    Of the untracked files those are in it that look like code or settings: text of at most 1 MiB whose name ends so (`.py`,
+    `.yaml`, …) or has no ending. The others (pictures, data, whatever is binary) are only named in a line at the top, with
+    size and SHA-256; one named like a place for secrets (`.env`), and what is beyond 64 MiB of them, with the size
+    alone. Empty for a clean tree, and when git cannot tell (`git_state` then has the reason).
     """
     return inspect(root, generated=generated, timeout_seconds=timeout_seconds)[1]
+
+
+def changed_files(
+    root: Path, *, generated: Sequence[str] = GENERATED, timeout_seconds: float = 10.0
+) -> list[str]:
+    """The files that are not as the commit has them, untracked ones included, code and settings first; empty if git cannot
+    tell. Never raises.
+    """
+    status = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    try:
+        found = _Git(root, timeout_seconds)(*status, *_scope(generated))
+    except _GitFailed:
+        return []
+    names = [os.fsdecode(entry[3:]) for entry in found.split(b"\0") if entry]
+    return sorted(names, key=lambda name: not _is_called_like_code(name))
+
+
+def _scope(generated: Sequence[str]) -> list[str]:
+    return ["--", ":/", *(f":(exclude){path}" for path in generated)]
 
 
 def inspect(
@@ -100,7 +128,7 @@ def inspect(
         "diff_sha256": None,
     }
     git = _Git(root, timeout_seconds)
-    scope = ["--", ":/", *(f":(exclude){path}" for path in generated)]
+    scope = _scope(generated)
     try:
         lines = git("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", *scope).split(
             b"\0"
@@ -128,16 +156,26 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
     top, index = git("rev-parse", "--show-toplevel", "--git-path", "index").splitlines()
     notes: list[bytes] = []
     new: list[bytes] = []
+    to_hash = _MOST_HASHED_BYTES
     for path in untracked:
         full = os.path.join(top, path)
         if path.endswith(b"/") or not os.path.lexists(full):
             continue  # a repository of its own, or gone since
         size = os.lstat(full).st_size
         name = os.path.basename(os.fsdecode(path)).lower()
-        if size > _LARGEST_UNTRACKED_BYTES or any(fnmatch.fnmatchcase(name, pattern) for pattern in _PRIVATE):
-            notes.append(b"# left out: %b (%d bytes, untracked)\n" % (path, size))
-        else:
+        is_private = any(fnmatch.fnmatchcase(name, pattern) for pattern in _PRIVATE)
+        content = None
+        if not is_private and size <= to_hash:
+            content = _content(full)
+        is_text = content is not None and size <= _LARGEST_UNTRACKED_BYTES and b"\0" not in content
+        if is_text and _is_called_like_code(name):
             new.append(path)
+            continue
+        digest = b""
+        if content is not None:
+            to_hash -= size
+            digest = b", SHA-256 " + hashlib.sha256(content).hexdigest().encode()
+        notes.append(b"# left out: %b (%d bytes%b, untracked)\n" % (path, size, digest))
     with tempfile.TemporaryDirectory(prefix="daypoint-") as scratch:
         # A copy of the index in which untracked files are announced, so that one diff covers both and the
         # user's own index stays as it is.
@@ -158,6 +196,20 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
             "--dst-prefix=b/",
         )
         return b"".join(notes) + _without_secrets(git("diff", *plain, base, *scope))
+
+
+def _content(path: bytes) -> bytes | None:
+    """What is in a file; of a symbolic link, where it points. None if it cannot be read."""
+    try:
+        return os.readlink(path) if os.path.islink(path) else Path(os.fsdecode(path)).read_bytes()
+    except OSError:
+        return None
+
+
+def _is_called_like_code(name: str) -> bool:
+    """Code or settings, by the end of the name, or without one (`Makefile`)."""
+    suffix = os.path.splitext(name)[1].lower()
+    return not suffix or _CODE.fullmatch(suffix) is not None
 
 
 def _without_secrets(diff: bytes) -> bytes:

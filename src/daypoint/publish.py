@@ -17,7 +17,7 @@ from typing import Any
 
 from daypoint import allowlist, catalog, day, manifest, model, pins, sync
 from daypoint.day import PackageFiles
-from daypoint.errors import AddressError
+from daypoint.errors import AddressError, DaypointError, PackageError
 from daypoint.model import Chosen
 from daypoint.registry import Registered
 
@@ -85,6 +85,19 @@ class Published:
         return lines
 
 
+@dataclass(frozen=True)
+class Publication:
+    """What came of publishing an address.
+
+    Attributes:
+        published: at least one; of a day one for each experiment whose model can be packaged.
+        complaints: the other experiments of the day, and why not, in words.
+    """
+
+    published: list[Published]
+    complaints: list[str]
+
+
 def publish(
     address: str,
     outputs: Path,
@@ -93,7 +106,7 @@ def publish(
     uri: str | None = None,
     example: Path | None = None,
     allow: Iterable[str] = (),
-) -> list[Published]:
+) -> Publication:
     """Package the model that an address names and send it to MLflow; one for each experiment of a day.
 
     Args:
@@ -106,10 +119,24 @@ def publish(
 
     Raises:
         AddressError: there is no model of that address.
-        PackageError, CheckpointError: it cannot be packaged.
+        PackageError, CheckpointError: it cannot be packaged; of a day with several experiments, none of them can.
     """
-    found = _choose(address, outputs, experiment)
-    return [_publish(chosen, outputs, uri, example, tuple(allow)) for chosen in found]
+
+    def publish_one(where: str, name: str | None) -> Published:
+        return _publish(model.choose(where, outputs, name), outputs, uri, example, tuple(allow))
+
+    names = [] if experiment is not None else _experiments(address, outputs)
+    if len(names) < 2:
+        return Publication([publish_one(address, experiment)], [])
+    published, complaints = [], []
+    for name in names:  # one that cannot be packaged must not keep the others from it
+        try:
+            published.append(publish_one(address, name))
+        except DaypointError as error:
+            complaints.append(f"{name}: {error}")
+    if not published:
+        raise PackageError("\n  ".join([f"{address}: no model of that day can be packaged", *complaints]))
+    return Publication(published, complaints)
 
 
 def promote(
@@ -132,25 +159,11 @@ def promote(
     return _publish(chosen, outputs, uri, None, ())
 
 
-def _choose(address: str, outputs: Path, experiment: str | None) -> list[Chosen]:
-    try:
-        tag = day.parse_day(address)
-    except AddressError:
-        return [model.choose(address, outputs, experiment)]
-    names = sorted({run.record["experiment"] for run in catalog.list_runs(outputs, tag)[0]})
-    if experiment is not None or len(names) < 2:
-        return [model.choose(address, outputs, experiment)]
-    found, complaints = [], []
-    for name in names:
-        try:
-            found.append(model.choose(tag, outputs, name))
-        except (
-            AddressError
-        ) as error:  # one that has no finished run must not keep the others from being packaged
-            complaints.append(str(error))
-    if not found:
-        raise AddressError("; ".join(complaints))
-    return found
+def _experiments(address: str, outputs: Path) -> list[str]:
+    """The experiments of a day; of another address none."""
+    if not day.is_day(address):
+        return []
+    return sorted({run.record["experiment"] for run in catalog.list_runs(outputs, day.parse_day(address))[0]})
 
 
 def _publish(

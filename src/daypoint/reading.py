@@ -7,6 +7,7 @@ They read run directories and nothing else. One number: the first line of `daypo
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,8 @@ def ls(
     as_csv: AsCsv = False,
     outputs: Outputs = None,
 ) -> None:
-    """List runs, the newest last: the hyperparameters that vary, the best and the last metrics. 50 of them, in files all.
+    """List runs, the newest last: the hyperparameters that vary, the best and the last metrics; in a terminal those for
+    which it has room. 50 of them, in files all.
 
     A query asks for hyperparameters (optimizer.lr, or its last word if nothing else is called that), metrics (val/accuracy is the last value; best(…),
     min(…), max(…), first(…)) and facts (status, day, model, steps, seconds, host, git.commit, tags.team, …) with = != < <= > >=
@@ -76,7 +78,8 @@ def ls(
         warn(complaints)
         return
     names = [name.strip() for name in columns.split(",") if name.strip()] if columns else None
-    found = listing.listing(there, address, where=where, sort=sort, limit=count, columns=names)
+    width = None if as_csv else tables.terminal_width(sys.stdout)
+    found = listing.listing(there, address, where=where, sort=sort, limit=count, columns=names, width=width)
     warn(found.complaints)
     if not found.table.rows and not as_csv:
         what = (f" on {address}" if address else "") + (f" with {where}" if where else "")
@@ -91,7 +94,18 @@ def ls(
         for line in listing.without_run(there, address):
             print(f"without a run: {tables.clean(line)}")
     if found.more_params and not as_csv:
-        print(f"vary too (--columns shows them): {', '.join(found.more_params)}")
+        print(_vary_too(found.more_params, width))
+
+
+def _vary_too(params: list[str], width: int | None) -> str:
+    """The hyperparameters for which there was no room; in a terminal on one line."""
+    line = f"vary too (--columns shows them): {', '.join(params)}"
+    count = len(params)
+    while width is not None and len(line) > width and count:
+        count -= 1
+        named = f"{', '.join(params[:count])} … and " if count else ""
+        line = f"vary too: {named}{len(params) - count} more: --columns"
+    return line
 
 
 def show(
@@ -134,17 +148,20 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="Write one HTML file that needs nothing else.")] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Set runs side by side: what differs in config, code, versions and data, and what they measured. At most 12 runs.
+    """Set runs side by side: what differs in config, code, versions and data, and what they measured. Of more than 12
+    runs the newest.
 
     \b
     Example: daypoint compare 20260328/1415 20260328/1620
     Example: daypoint compare 20260327 20260328 --where 'status=finished and best>0.9' --html days.html
     """
-    from daypoint import compare, tables
+    from daypoint import compare, day, tables
 
     one_form(json=as_json, csv=as_csv, html=html is not None)
     found = compare.compare(outputs_from(outputs), addresses, where=where)
     warn(found.complaints)
+    if found.remark:
+        print(found.remark, file=sys.stderr)
     if as_json:
         sys.stdout.write(tables.as_json_object(found.to_dict()))
     elif as_csv:
@@ -153,8 +170,11 @@ def compare(
         write(html, tables.as_html(f"daypoint compare {' '.join(addresses)}", found.tables()))
         print(html)
     else:
-        colours = tables.has_colours(sys.stdout)
-        print("\n\n".join(tables.text(table, colours=colours) for _, table in found.tables()))
+        colours, width = tables.has_colours(sys.stdout), tables.terminal_width(sys.stdout)
+        if width is not None:
+            found = replace(found, runs=day.shortened(found.runs))
+        parts = [part for _, table in found.tables() for part in tables.fitting(table, width)]
+        print("\n\n".join(tables.text(table, colours=colours, longest=longest) for table, longest in parts))
 
 
 def trend(
@@ -172,7 +192,8 @@ def trend(
     ] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Show a metric over days: of each day how many runs measured it, their spread, and the best one.
+    """Show a metric over days: of each day how many runs measured it, their spread, and the best one. Reproductions are left
+    out.
 
     \b
     Example: daypoint trend val/accuracy 'last 30 days'

@@ -62,8 +62,11 @@ class Plan:
     why: str | None
 
 
-def find(address: str, outputs: Path) -> StoredRun:
+def find(address: str, outputs: Path, experiment: str | None = None) -> StoredRun:
     """The run that is meant: of a day or a sweep, the one whose checkpoint is its model.
+
+    Args:
+        experiment: which experiment's model, of a day that has several.
 
     Raises:
         AddressError: it names no run, several, or a checkpoint outside of its run.
@@ -72,7 +75,7 @@ def find(address: str, outputs: Path) -> StoredRun:
         found = catalog.find(address, outputs)
         if len(found) == 1:
             return found[0]
-    run = model.choose(address, outputs).run
+    run = model.choose(address, outputs, experiment).run
     if run is None:
         raise AddressError(
             f"{address}: expected a checkpoint in the directory of its run, found one that was copied out of it: "
@@ -157,12 +160,18 @@ def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
     lines = causes.code_differs(before, now)
     if not lines:
         return []
-    todo = ["git stash -u"] if now["diff_sha256"] not in (None, before["diff_sha256"]) else []
+    todo = []
+    if now["diff_sha256"] not in (None, before["diff_sha256"]):
+        changed = provenance.changed_files(script.root, generated=generated)
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        todo.append(f"commit or move what is not committed now ({names})")
     if before["commit"] != now["commit"]:
         todo.append(f"git checkout {before['commit']}")
-    if before["diff_sha256"] != now["diff_sha256"] and (diff := run.files.uncommitted_diff()).is_file():
+    diff = run.files.uncommitted_diff()
+    if before["diff_sha256"] != now["diff_sha256"] and diff.is_file() and b"diff --git " in diff.read_bytes():
         todo.append(f"git apply {diff}")
-    return [*lines, *([f"to have it as it was: {'; '.join(todo)}"] if todo else [])]
+    was = f"commit {before['commit'][:12]} with {'uncommitted changes' if before['diff_sha256'] else 'nothing else'}"
+    return [*lines, *([f"to have it as it was ({was}): {'; '.join(todo)}"] if todo else [])]
 
 
 # ---------------------------------------------------------------- running

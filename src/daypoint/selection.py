@@ -1,4 +1,4 @@
-"""Selection: the runs for which a query holds, out of many.
+"""Selection: the runs for which a query holds, out of many; where not all can be shown, the newest.
 
 A name means the same in every run that is looked at, or it is refused; one that no run has is refused too, with the nearest
 ones. Runs are read one after the other and none is kept, so memory does not grow with their number. This module knows nothing
@@ -8,12 +8,14 @@ of how a run is shown. One number: 0.12 s for a query about hyperparameters in a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from daypoint import catalog, day
 from daypoint.errors import AddressError, ConfigError, DaypointError
 from daypoint.facts import FACTS, NUMBERS, PREFIXED, RunFacts, ambiguous
+from daypoint.grammar import parse
 from daypoint.query import MISSING, Compare, Expression, Junction, Literal, Name, Not, matches, names
 
 T = TypeVar("T")
@@ -158,3 +160,58 @@ def select(
             )
         else:
             yield taken
+
+
+@dataclass(frozen=True)
+class Newest:
+    """As many runs as can be shown.
+
+    Attributes:
+        runs: in the order in which they were named.
+        found: how many there were.
+        complaints: runs that could not be read, in words.
+    """
+
+    runs: list[RunFacts]
+    found: int
+    complaints: list[str]
+
+    @property
+    def remark(self) -> str | None:
+        """What is not shown, in words; None if nothing is left out."""
+        if len(self.runs) == self.found:
+            return None
+        return f"the newest {len(self.runs)} of {self.found} runs; choose with --where, or name them"
+
+
+def newest(addresses: Iterable[str], outputs: Path, most: int, *, where: str | None = None) -> Newest:
+    """The runs of days and sweeps, of too many the newest. A run that has an address to itself is always among them.
+
+    Args:
+        most: how many at most.
+        where: which of the runs, see `daypoint.query`.
+
+    Raises:
+        AddressError: an address names nothing; more single runs are named than can be shown.
+        ConfigError: the query is none, or no run has a name in it.
+    """
+    named: dict[Path, bool] = {}
+    for address in addresses:
+        directories = catalog.directories(address, outputs)
+        named |= {path: len(directories) == 1 or named.get(path, False) for path in directories}
+    condition = bind(parse(where)) if where else None
+    known = Names(names(condition) if condition else ())
+    complaints: list[str] = []
+
+    def start(of: RunFacts) -> tuple[Path, str]:
+        return of.run.directory, of.record["started"]
+
+    when = dict(select(named, outputs, complaints, start, where=condition, known=known))
+    known.check()
+    singles = [path for path in when if named[path]]
+    if len(singles) > most:
+        raise AddressError(f"expected at most {most} runs, found {len(singles)} that are named; name fewer")
+    others = sorted((path for path in when if not named[path]), key=lambda path: when[path])
+    kept = {*singles, *others[max(len(singles) + len(others) - most, 0) :]}
+    runs = list(select((path for path in when if path in kept), outputs, complaints, lambda of: of))
+    return Newest(runs, len(when), complaints)

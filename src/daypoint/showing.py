@@ -37,7 +37,8 @@ def page(run: StoredRun, *, colours: bool = False, last_epochs: int | None = Non
         parts.append(f"{bold[0]}{title}{bold[1]}{note}\n{tables.text(table, header=title != 'files')}")
     settings = "\n".join(
         f"  {tables.clean(key)} = {tables.clean(value)}"
-        for key, value in keys.flatten(run.record["config"]).items()
+        for key, value in sorted(keys.flatten(run.record["config"]).items())
+        if run.record.get("sweep") or not key.startswith("sweep.")
     )
     return "\n\n".join([*parts, f"{bold[0]}hyperparameters{bold[1]}\n{settings}"])
 

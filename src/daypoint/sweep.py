@@ -205,6 +205,13 @@ def best(manifest: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     return max(done, key=lambda item: (sign * item[1]["value"], item[0]))
 
 
+def all_best(manifest: Mapping[str, Any]) -> list[int]:
+    """The numbers of all jobs that are as good as the best one, which is the last of them."""
+    found = best(manifest)
+    done = [(number, job) for number, job in jobs_of(manifest) if job["status"] in DONE]
+    return [number for number, job in done if found is not None and value_of(job) == found[1]["value"]]
+
+
 def value_of(job: Mapping[str, Any]) -> float | None:
     """What a job was worth, as a number that can be compared; None without one."""
     value = job.get("value")

@@ -1,14 +1,14 @@
 """The picture of a sweep: what each job was worth, over the values that were tried.
 
 Jobs that differ in nothing but a seed are also drawn as one point with their mean and sample standard
-deviation. It is drawn from the manifest (`daypoint.sweep`) alone. One number: 0.3 s for 100 jobs.
+deviation. Every job stands where its value is, also where several stand on one another. It is drawn from the manifest (`daypoint.sweep`) alone. One number: 0.3 s for 100 jobs.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ _PANELS_IN_A_ROW = 3
 _DECADES = 1.5
 """Positive values that lie so far apart get a logarithmic axis."""
 _FEW_VALUES = 6
-"""So many are ticks themselves, and have room for jobs side by side."""
+"""So many are ticks themselves."""
 _MARGIN = 0.12
 
 
@@ -64,6 +64,7 @@ def draw_sweep(manifest: Mapping[str, Any], path: Path) -> None:
     rows = -(-len(shown) // _PANELS_IN_A_ROW)
     across = min(len(shown), _PANELS_IN_A_ROW)
     metric, mode = _objective(manifest)
+    best = sweep.all_best(manifest)
     with figure_at(path, 1.1 + 3.3 * rows) as figure:
         total = len(manifest["jobs"])
         what = f"sweep of {', '.join(manifest['space'])}" if manifest["space"] else "sweep"
@@ -73,7 +74,7 @@ def draw_sweep(manifest: Mapping[str, Any], path: Path) -> None:
         entries: dict[str, Any] = {}
         for i, axes in enumerate(panels.ravel()):
             if i < len(shown):
-                _draw_panel(axes, shown[i], jobs, set(seeds) - {shown[i]}, sweep.best(manifest), entries)
+                _draw_panel(axes, shown[i], jobs, set(seeds) - {shown[i]}, best, entries)
             else:
                 axes.set_axis_off()
         for axes in panels[:, 0]:
@@ -113,7 +114,7 @@ def _draw_panel(
     key: str,
     jobs: list[_Job],
     seeds: set[str],
-    best: tuple[int, dict[str, Any]] | None,
+    best: list[int],
     entries: dict[str, Any],
 ) -> None:
     jobs = [job for job in jobs if key in job.values]
@@ -135,9 +136,9 @@ def _draw_panel(
         band = axes.axhspan(mean - deviation, mean + deviation, color=PALETTE[1], alpha=0.12, linewidth=0)
         axes.axhline(mean, color=PALETTE[1], linewidth=1.2)
         entries.setdefault(f"over {len(jobs)} seeds: {mean:.4g} ± {deviation:.2g}", band)
-    spread = _spread(axis, groups)
-    for i, group in enumerate(groups.values()):
-        x = spread[i]
+    at = Counter((axis.places[job.values[key]], job.worth) for job in jobs)
+    for group in groups.values():
+        x = axis.places[group[0].values[key]]
         if len(group) > 1:
             worths = [job.worth for job in group]
             mean, deviation = statistics.fmean(worths), statistics.stdev(worths)
@@ -150,15 +151,19 @@ def _draw_panel(
             }
             bars = axes.errorbar([x], [mean], [deviation], fmt="s", **look)
             entries.setdefault("mean ± standard deviation over seeds", bars)
-        dots = axes.plot(
-            [x] * len(group), [j.worth for j in group], "o", color=PALETTE[0], alpha=0.55, zorder=2.0
-        )
+        worths = [job.worth for job in group]
+        dots = axes.plot([x] * len(group), worths, "o", color=PALETTE[0], alpha=0.55, zorder=2.0)
         entries.setdefault("one job", dots[0])
-        if best is not None and best[0] in (numbers := [job.number for job in group]):
-            worth = group[numbers.index(best[0])].worth
-            style = {"markersize": 15, "markeredgecolor": "white", "markeredgewidth": 1.0}
-            star = axes.plot([x], [worth], "*", color=PALETTE[2], zorder=4.0, **style)
-            entries.setdefault(f"best: job {best[0]}, {worth:.4g}", star[0])
+    if several := [place for place, count in at.items() if count > 1]:
+        ring = {"markersize": 17, "markerfacecolor": "none", "color": PALETTE[0], "zorder": 5.0}
+        rings = axes.plot(*zip(*several, strict=True), "o", **ring)
+        entries.setdefault("several jobs at one place", rings[0])
+    if first := [job for job in jobs if job.number in best]:
+        style = {"markersize": 15, "markeredgecolor": "white", "markeredgewidth": 1.0}
+        places, worths = [axis.places[job.values[key]] for job in first], [job.worth for job in first]
+        stars = axes.plot(places, worths, "*", color=PALETTE[2], zorder=4.0, **style)
+        numbers = plain(", ".join(str(job.number) for job in first), 40)
+        entries.setdefault(f"best: {worths[0]:.4g} (job{'s' * (len(first) > 1)} {numbers})", stars[0])
     _mark_values(axes, axis)
 
 
@@ -174,24 +179,6 @@ def _axis(key: str, texts: list[str]) -> _Axis:
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)
     is_log = low > 0 and math.log10(high) - math.log10(low) >= _DECADES
     return _Axis(key, dict(zip(unique, numbers, strict=True)), True, is_log)
-
-
-def _spread(axis: _Axis, groups: Mapping[Any, list[_Job]]) -> list[float]:
-    """Where each group stands: those of one value side by side, where there is room."""
-    at = [group[0].values[axis.key] for group in groups.values()]
-    places = {text: math.log(x) if axis.is_log else x for text, x in axis.places.items()}
-    ordered = sorted(places.values())
-    gap = min((b - a for a, b in itertools.pairwise(ordered) if b > a), default=1.0)
-    if axis.is_number and (len(places) > _FEW_VALUES or 50 * gap < ordered[-1] - ordered[0]):
-        gap = 0.0
-    seen: dict[str, int] = {}
-    found = []
-    for text in at:
-        rank = seen[text] = seen.get(text, -1) + 1
-        # Less on an axis of numbers, where a place means something.
-        x = places[text] + (0.1 if axis.is_number else 0.5) * gap * ((rank + 0.5) / at.count(text) - 0.5)
-        found.append(math.exp(x) if axis.is_log else x)
-    return found
 
 
 def _mark_values(axes: Axes, axis: _Axis) -> None:

@@ -11,6 +11,7 @@ import csv
 import io
 import math
 import os
+import shutil
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,12 +69,49 @@ def has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def text(table: Table, *, colours: bool = False, header: bool = True) -> str:
-    """Aligned columns, two spaces between them, numbers to the right."""
-    columns = [clean(name) for name in table.columns]
-    cells = [[_short(value, i) for i, value in enumerate(row)] for row in table.rows]
-    shown = [columns, *cells] if header else cells
-    widths = [max((_width(row[i]) for row in shown), default=0) for i in range(len(columns))]
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that a stream is; None for a file or a pipe, which take any width."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def widths(table: Table, *, header: bool = True, longest: int = LONGEST) -> list[int]:
+    """How wide each column is as text; between two there are two spaces more."""
+    return [
+        max(map(_width, column), default=0) for column in zip(*_cells(table, header, longest), strict=True)
+    ]
+
+
+def fitting(table: Table, width: int | None) -> list[tuple[Table, int]]:
+    """A table that is too wide for a terminal as several, each with the first column, and how long their text cells may
+    be (`longest`). For any width (None) it is the table itself.
+    """
+    first, *others = widths(table)
+    if width is None or first + sum(others) + 2 * len(others) <= width:
+        return [(table, LONGEST)]
+    names = [_width(clean(name)) for name in table.columns[1:]]
+    longest = max((width - first) // max(len(others), 1) - 2, *names, 12)
+    others = widths(table, longest=longest)[1:]
+    parts: list[list[int]] = [[]]
+    for i, wide in enumerate(others, 1):
+        if parts[-1] and first + sum(2 + others[j - 1] for j in parts[-1]) + 2 + wide > width:
+            parts.append([])
+        parts[-1].append(i)
+    kept = [[0, *part] for part in parts]
+    return [
+        (Table([table.columns[i] for i in of], [[row[i] for i in of] for row in table.rows]), longest)
+        for of in kept
+    ]
+
+
+def text(table: Table, *, colours: bool = False, header: bool = True, longest: int = LONGEST) -> str:
+    """Aligned columns, two spaces between them, numbers to the right.
+
+    Args:
+        longest: characters of a text cell; what is cut off is an ellipsis.
+    """
+    columns = table.columns
+    shown = _cells(table, header, longest)
+    wide = widths(table, header=header, longest=longest)
     to_right = [
         any(_is_number(row[i]) for row in table.rows)
         and all(row[i] is None or _is_number(row[i]) for row in table.rows)
@@ -83,7 +121,7 @@ def text(table: Table, *, colours: bool = False, header: bool = True) -> str:
     for place, row in enumerate(shown):
         parts = []
         for i, cell in enumerate(row):
-            gap = " " * (widths[i] - _width(cell))
+            gap = " " * (wide[i] - _width(cell))
             code = "1" if header and place == 0 else _COLOURS.get(cell)
             painted = f"\x1b[{code}m{cell}\x1b[0m" if colours and code else cell
             parts.append(gap + painted if to_right[i] else painted + gap)
@@ -91,13 +129,18 @@ def text(table: Table, *, colours: bool = False, header: bool = True) -> str:
     return "\n".join(lines)
 
 
-def _short(value: Any, column: int) -> str:
+def _cells(table: Table, header: bool, longest: int) -> list[list[str]]:
+    cells = [[_short(value, i, longest) for i, value in enumerate(row)] for row in table.rows]
+    return [[clean(name) for name in table.columns], *cells] if header else cells
+
+
+def _short(value: Any, column: int, longest: int) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
         return number(value)
     cell = clean(exact(value))
-    return cell if column == 0 or _is_number(value) or len(cell) <= LONGEST else cell[: LONGEST - 1] + "…"
+    return cell if column == 0 or _is_number(value) or len(cell) <= longest else cell[: longest - 1] + "…"
 
 
 def _is_number(value: Any) -> bool:

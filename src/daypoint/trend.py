@@ -1,7 +1,8 @@
 """The trend of a metric over days: of each day how many runs measured it, their spread, and the best one.
 
 A run counts with its best epoch, in the monitored direction; a run that measured nothing finite is not counted. Runs of any
-status count, since a run that was killed has measured all the same; `where` narrows. This module draws nothing
+status count, since a run that was killed has measured all the same; `where` narrows. What `daypoint reproduce` made is left
+out, as it is for the day's model: it measures again what was measured. This module draws nothing
 (`daypoint.trend_plot` does). One number: 0.3 s for a thousand runs.
 """
 
@@ -80,7 +81,7 @@ def trend(outputs: Path, metric: str, address: str | None = None, *, where: str 
     complaints: list[str] = []
 
     def take(of: RunFacts) -> tuple[str, str, Any, str]:
-        value = known.value(name, of)
+        value = MISSING if of.record.get("reproduces") else known.value(name, of)
         full = "" if value is MISSING else getattr(of.meaning(name), "name", "")
         return of.record["day"], of.run.address, value, of.mode(full) if full else ""
 

@@ -10,14 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daypoint.canvas import figure_at
+from daypoint.canvas import figure_at, set_days
 
 if TYPE_CHECKING:
     from daypoint.trend import Day
 
 
 def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
-    """Draw the best value of each day as a line, the median as points, and the spread as a band.
+    """Draw the best value of each day as a line, the median as points, and the spread as a band where there is any.
 
     Args:
         days: in order, from `daypoint.trend`; at least one.
@@ -28,14 +28,16 @@ def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
         ConfigError: another ending, or matplotlib is not installed.
     """
     dates = [datetime.strptime(day.day, "%Y%m%d") for day in days]
+    low, high = [day.min for day in days], [day.max for day in days]
     with figure_at(path, 4.5) as figure:
         axes = figure.subplots()
-        axes.fill_between(
-            dates, [day.min for day in days], [day.max for day in days], alpha=0.2, label="all runs"
-        )
+        if low != high:  # else there is nothing to see
+            axes.fill_between(dates, low, high, alpha=0.2, linewidth=0)
+            axes.vlines(dates, low, high, alpha=0.4, linewidth=2, label="least to greatest")
         axes.plot(dates, [day.median for day in days], "o", markersize=4, label="median")
         axes.plot(dates, [day.best for day in days], marker="o", markersize=4, label="best")
         axes.set_ylabel(metric)
         axes.legend()
         axes.grid(alpha=0.3)
+        set_days(axes, dates[0], dates[-1])
         figure.autofmt_xdate()

@@ -13,12 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 from urllib.parse import quote
 
 from daypoint import store
@@ -50,11 +52,23 @@ def serve(uri: str, root: Path, port: int, days: Sequence[str], open_browser: bo
     # The server looks for uvicorn on PATH, which an environment that was not activated does not offer.
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {**os.environ, "PATH": scripts, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    arguments = ["--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    environment.setdefault("PYTHONWARNINGS", "ignore")  # of what MLflow is built on, for its makers
+    arguments = [
+        "--backend-store-uri",
+        uri,
+        "--registry-store-uri",
+        uri,
+        "--uvicorn-opts",
+        "--log-level warning",
+    ]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     if artifacts := store.artifact_root(uri, root):
         arguments += ["--default-artifact-root", artifacts]
     print(f"MLflow on {uri}, Ctrl-C ends it", flush=True)
-    server = subprocess.Popen([sys.executable, "-m", "mlflow", "server", *arguments], env=environment)
+    command = [sys.executable, "-m", "mlflow", "server", *arguments]
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    said = threading.Thread(target=_pass_on, args=(server.stderr,), daemon=True)
+    said.start()
 
     def stop(number: int, _: FrameType | None) -> None:
         server.send_signal(number)
@@ -64,6 +78,7 @@ def serve(uri: str, root: Path, port: int, days: Sequence[str], open_browser: bo
     if _is_ready(server, port):
         _point_to(f"http://127.0.0.1:{port}/{path}", open_browser)
     code = server.wait()
+    said.join(5)  # what it said last
     return 0 if code in (0, -signal.SIGINT, -signal.SIGTERM, 130, 143) else 1
 
 
@@ -120,6 +135,14 @@ def _is_ready(server: subprocess.Popen[bytes], port: int) -> bool:
         except OSError:
             time.sleep(0.2)
     return False
+
+
+def _pass_on(stream: IO[bytes]) -> None:
+    """Everything that the server says but its greeting, which no option silences."""
+    for line in stream:
+        if not line.startswith(b"[MLflow] Security middleware enabled"):
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 def _point_to(address: str, open_browser: bool) -> None:
