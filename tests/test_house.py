@@ -88,6 +88,7 @@ ROOMS = [
         "model",
         "packaging",
         "publish",
+        "agreement",
         "verify",
         "resume",
         "opening",

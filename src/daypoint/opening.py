@@ -303,6 +303,7 @@ class _Opening:
                     "uid": record["uid"],
                     "attempt": attempt,
                     "step": state.step,
+                    "at": journal_now.size_bytes,
                 }
             )
             write_atomic(files.config_of(attempt), config.to_yaml(config.escaped(record["config"])))

@@ -279,7 +279,12 @@ class Recorder:
                 self._untold.append((name, value, step))
 
     def _append_notice(self, time_ms: int, step: int, text: str) -> None:
-        self._journal.append({"event": "notice", "time": time_ms, "step": step, "text": text})
+        self._append_placed({"event": "notice", "time": time_ms, "step": step, "text": text})
+
+    def _append_placed(self, event: Mapping[str, Any]) -> None:
+        """Record one event that says where in the journal it is (`journal.misplaced`)."""
+        with self._lock:  # no other line may come in between
+            self._journal.append({**event, "at": self._journal.size_bytes})
 
     def _tell(self) -> None:
         """Pass on what is not finite, now that it is recorded; this may raise."""
@@ -326,7 +331,8 @@ class Recorder:
         self.flush()
         step = max(self.step - 1, 0)
         values = self._through_the_door(metrics, step, None, deferred=())
-        self._append("epoch_metrics", now_ms(), step, values)
+        with self._lock:
+            self._append("epoch_metrics", now_ms(), step, values)
         if self.epoch is not None:
             self._epoch_metrics.update(values)
         elif self.epochs:
@@ -350,7 +356,7 @@ class Recorder:
             "stats": {name: stats.to_dict() for name, stats in self._stats.items()},
         }
         time_ms = now_ms()
-        self._journal.append({"event": "epoch", "time": time_ms, "step": max(self.step - 1, 0), **entry})
+        self._append_placed({"event": "epoch", "time": time_ms, "step": max(self.step - 1, 0), **entry})
         entry["time"] = time_ms
         entry["metrics"] = self._epoch_metrics
         self.epoch = None
@@ -403,7 +409,7 @@ class Recorder:
         }
         with self._lock:  # no row may begin between the two
             self._drain()
-            self._journal.append(event)
+            self._append_placed(event)
 
     def finish(self) -> None:
         """`flush` for the last time; on a full disk with the space of the spool itself.
@@ -420,7 +426,7 @@ class Recorder:
     def end(self, event: Mapping[str, Any]) -> None:
         """Record the end of the attempt, after all that was logged."""
         self._drain()
-        self._journal.append(event)
+        self._append_placed(event)
 
     def close(self) -> None:
         """Let go of the spool. It is left where it is, for others to recover, when it could not be drained."""
