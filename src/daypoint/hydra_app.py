@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -229,6 +230,25 @@ def _remove_if_empty(directory: Path) -> None:
             return
 
 
+_hook_before = sys.excepthook
+
+
+def end_interrupts_with_a_word() -> None:
+    """Ctrl-C in a Hydra app ends with a word instead of Hydra's traceback, which nobody would want; HYDRA_FULL_ERROR=1 shows
+    it all the same. The exit status is Python's own. Idempotent.
+    """
+    global _hook_before
+    if sys.excepthook is not _interrupted:
+        _hook_before, sys.excepthook = sys.excepthook, _interrupted
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    if kind is KeyboardInterrupt and os.environ.get("HYDRA_FULL_ERROR") != "1":
+        print("interrupted", file=sys.stderr)
+    else:
+        _hook_before(kind, error, place)
+
+
 class Preflight:
     """The Hydra callback that checks a config, and claims the run's directory, before Hydra makes one.
 
@@ -237,6 +257,7 @@ class Preflight:
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        end_interrupts_with_a_word()
         if ranks.is_main():
             hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
@@ -248,6 +269,7 @@ class Preflight:
                 _claim_once("run", config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        end_interrupts_with_a_word()
         with _one_message_and_exit():
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()

@@ -189,6 +189,8 @@ class _Opening:
         self.mode = mode or trainer.get("mode")
         self.keep = keep if keep is not None else trainer.get("keep")
         self.job = hydra_app.current_job()
+        if self.job is not None:
+            hydra_app.end_interrupts_with_a_word()
         self.console = RunConsole(quiet or not ranks.is_main())
 
     @property

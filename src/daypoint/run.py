@@ -59,8 +59,13 @@ class Terminated(SystemExit):
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(128 + number)
 
+    @property
+    def name(self) -> str:
+        """Such as SIGTERM."""
+        return signal.Signals(self.code - 128).name
+
     def __str__(self) -> str:
-        return f"a signal, {signal.Signals(self.code - 128).name}"
+        return f"a signal, {self.name}"
 
 
 class Run:
@@ -113,6 +118,7 @@ class Run:
         self._source = source
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
+        self._restores = False
         self._stopping: BaseException | None = None
         self._saver = Saver(record, files, recorder, console) if recorder is not None else None
         self._written = self._saver.written if self._saver is not None else ()
@@ -317,6 +323,7 @@ class Run:
         if self._ended or os.getpid() != self._process:
             self._refuse()
         self._objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+        self._restores = True
         if self._source is None:
             return {}
         built = scheduler.state_dict() if scheduler is not None else {}
@@ -511,7 +518,10 @@ class Run:
         attempt(recorder.close)
         journal.close()
         closing = Closing(self._files, self._record, self._settings, self._courier, self._console)
-        closing.say(status, summary, recorder.step, recorder.latest)
+        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else None
+        by = error.name if isinstance(error, Terminated) else by
+        told = summary if by is None else None
+        closing.say(status, told, recorder.step, recorder.latest, by=by, restores=self._restores)
         is_raised = bool(failures) and (error is None or error is failures[0])
         for failure in failures[is_raised:]:
             if isinstance(failure, Exception):
