@@ -80,6 +80,7 @@ ROOMS = [
     [
         "closing",
         "run",
+        "entry",
         "catalog",
         "query",
         "grammar",

@@ -45,6 +45,7 @@ from daypoint.console import RunConsole
 from daypoint.courier import Courier
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of
+from daypoint.entry import Entry
 from daypoint.errors import CheckpointError, ConfigError, RunError
 from daypoint.files import write_atomic
 from daypoint.journal import Journal
@@ -55,7 +56,6 @@ from daypoint.replay import Replay, replay
 from daypoint.run import Run, Terminated
 
 
-@contextlib.contextmanager
 def open_run(
     cfg: DictConfig | Mapping[str, Any] | None = None,
     *,
@@ -66,8 +66,8 @@ def open_run(
     mode: str | None = None,
     keep: int | None = None,
     quiet: bool = False,
-) -> Iterator[Run]:
-    """Open a run: claim its directory, record who it is, and see it to its end.
+) -> contextlib.AbstractContextManager[Run]:
+    """Open a run: claim its directory, record who it is, and see it to its end. To be used with `with`.
 
     Args:
         cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what
@@ -90,6 +90,20 @@ def open_run(
         RunError: the directory holds a run already, is in use, or cannot be written.
         StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
     """
+    return Entry(lambda: _open(cfg, run_dir, resume, data, monitor, mode, keep, quiet))
+
+
+@contextlib.contextmanager
+def _open(
+    cfg: DictConfig | Mapping[str, Any] | None,
+    run_dir: str | os.PathLike[str] | None,
+    resume: str | os.PathLike[str] | None,
+    data: Any,
+    monitor: str | None,
+    mode: str | None,
+    keep: int | None,
+    quiet: bool,
+) -> Iterator[Run]:
     with hydra_app.one_message():
         hydra_sweep.check_job()
         opening = _Opening(cfg, data, monitor, mode, keep, quiet)
