@@ -337,6 +337,7 @@ class _Opening:
             record, files, self.settings, self.plain, recorder, journal_now, courier, self.console, source
         )
         recorder.on_nonfinite = run._on_nonfinite
+        recorder.on_split = run._on_split
         if courier is not None:
             courier.add(files.directory)
         if not files.directory.is_relative_to(self.outputs / record["day"]) and self.job is not None:

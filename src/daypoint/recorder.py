@@ -58,6 +58,7 @@ class Recorder:
         carried: what an earlier attempt recorded before the step at which this one goes on.
         on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may
             raise.
+        on_split: called once with the names of two calls of `log` that take turns, and so may be meant to be one batch.
 
     Raises:
         ConfigError: DAYPOINT_DEFER is neither 0 nor 1.
@@ -76,6 +77,7 @@ class Recorder:
         carried: Replay | None = None,
         *,
         on_nonfinite: Callable[[str, float, int], None] | None = None,
+        on_split: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None,
     ) -> None:
         self.carried = carried if carried is not None and carried.step else None
         self.step = carried.step if carried is not None else 0
@@ -89,6 +91,9 @@ class Recorder:
         self._epoch_first_step = self.step
         self._epoch_started_seconds = time.monotonic()
         self.on_nonfinite = on_nonfinite
+        self.on_split = on_split
+        self._turns: list[tuple[str, ...]] = []
+        """Names of the latest batches, as far back as each has none of the one before."""
         self._known: set[str] = set()
         self._nonfinite: set[str] = set()
         self._untold: list[tuple[str, float, int]] = []
@@ -137,6 +142,8 @@ class Recorder:
 
     def _log_slowly(self, metrics: Mapping[str, Any], step: int, batch_size: int | None) -> None:
         """A batch that is written at once, or waits for its device."""
+        if self.on_split is not None:
+            self._look_for_turns(tuple(metrics))
         self._drain()
         if self._ring is not None and self._ring.pending:
             self._fetch()
@@ -156,6 +163,19 @@ class Recorder:
             self._tell()
         elif self._can_spool(values):
             self._spool.begin(tuple(values), self.epoch)
+
+    def _look_for_turns(self, names: tuple[str, ...]) -> None:
+        """`log(a=…); log(b=…)` in each iteration makes two steps of every batch, seldom on purpose."""
+        turns = self._turns
+        if turns == [names]:  # as nearly always
+            return
+        if not turns or not set(turns[-1]).isdisjoint(names) or len(turns) >= 32:
+            self._turns = [names]
+            return
+        turns.append(names)
+        if len(turns) >= 4 and 2 * len(set(turns)) <= len(turns) and self.on_split is not None:
+            tell, self.on_split = self.on_split, None
+            tell(turns[-2], turns[-1])
 
     def _can_spool(self, values: Mapping[str, bool | int | float]) -> bool:
         """Whether the next batch, if it is like this one, need not be written at once: seen twice, of floats
@@ -306,6 +326,7 @@ class Recorder:
             raise RunError(f"epoch {epoch}: epoch {self.epoch} is still open; epochs cannot overlap")
         self.flush()
         self.epoch = epoch
+        self._turns = []
         self._stats = {}
         self._epoch_metrics = {}
         self._epoch_first_step = self.step
@@ -360,6 +381,7 @@ class Recorder:
         entry["time"] = time_ms
         entry["metrics"] = self._epoch_metrics
         self.epoch = None
+        self._turns = []
         self.epochs.append(entry)
         self.write_train_log()
         self._tell()  # last: an epoch is over also when its values stop the run

@@ -119,6 +119,7 @@ class Run:
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
         self._restores = False
+        self._gives_steps = False
         self._stopping: BaseException | None = None
         self._saver = Saver(record, files, recorder, console) if recorder is not None else None
         self._written = self._saver.written if self._saver is not None else ()
@@ -427,11 +428,19 @@ class Run:
 
     def _warn_of_step(self, step: Any) -> None:
         """Steps that go back: two batches at one step are one point in a chart, and a resume cannot tell them apart."""
+        self._gives_steps = True
         if type(step) is int and 0 <= step < self._recorder.step:
             self._warned.add("step")
             self._console.warn(
                 f"step {step} comes after step {self._recorder.step - 1}: steps count over the whole run, not anew in every "
                 "epoch; leave step= out, or give the number of the batch in the run (said once)"
+            )
+
+    def _on_split(self, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+        if not self._gives_steps:
+            self._console.warn(
+                f"{', '.join(first)} and {', '.join(second)} are logged in turns, and each log is a step of its own: log what "
+                "belongs to one batch together, run.log(a=…, b=…), or give both the same step= (said once)"
             )
 
     def _on_nonfinite(self, name: str, value: float, step: int) -> None:
