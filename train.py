@@ -36,10 +36,11 @@ def main(cfg: DictConfig) -> float | None:
     model = instantiate(cfg.model).to(device)
     criterion = instantiate(cfg.loss)
     optimizer = instantiate(cfg.optimizer, params=model.parameters())
-    batches = len(data.train_loader(epoch=0))
-    updates = cfg.trainer.epochs * -(-batches // cfg.trainer.accumulate)
+    batches, accumulate = len(data.train_loader(epoch=0)), cfg.trainer.accumulate
+    updates = cfg.trainer.epochs * -(-batches // accumulate)
     daypoint.fill(cfg, "trainer", device=str(device), updates=updates)
     scheduler = instantiate(cfg.scheduler, optimizer=optimizer)
+    training.check_steps(optimizer, scheduler)
     autocast, scaler = training.make_precision(cfg.trainer.precision, device)
 
     if cfg.debug not in (None, "shapes"):
@@ -49,6 +50,7 @@ def main(cfg: DictConfig) -> float | None:
         if daypoint.print_shapes(model, x.to(device)):
             raise SystemExit(1)
         return None
+    training.check_outputs(model, criterion, data, device)
     step_model = torch.compile(model) if cfg.trainer.compile else model
     monitor = cfg.trainer.monitor or ("val/accuracy" if data.task == "classification" else "val/loss")
 
@@ -60,9 +62,11 @@ def main(cfg: DictConfig) -> float | None:
                 x, y = x.to(device), y.to(device)
                 with autocast():
                     loss = daypoint.scalar_loss(criterion(step_model(x), y), batch_size=len(x))
-                scaler.scale(loss / cfg.trainer.accumulate).backward()
+                # Batches in this optimizer step: the last one of an epoch may have fewer.
+                group = min(accumulate, batches - i // accumulate * accumulate)
+                scaler.scale(loss / group).backward()
                 metrics = {"loss": loss, "lr": optimizer.param_groups[0]["lr"]}
-                if (i + 1) % cfg.trainer.accumulate == 0 or i + 1 == batches:
+                if (i + 1) % accumulate == 0 or i + 1 == batches:
                     if cfg.trainer.clip_norm is not None:
                         scaler.unscale_(optimizer)
                         metrics["grad_norm"] = nn.utils.clip_grad_norm_(

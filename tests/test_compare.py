@@ -101,6 +101,8 @@ def test_one_run_is_not_enough(outputs):
     [
         (1, 1.0, True),
         (True, 1, False),
+        (None, "None", False),
+        (0.1, "0.1", False),
         (math.nan, math.nan, True),
         ([1, [2]], [1, [2.0]], True),
         ([1], [True], False),

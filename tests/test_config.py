@@ -6,6 +6,7 @@ import math
 import pytest
 from omegaconf import OmegaConf
 
+import daypoint
 from daypoint import config
 from daypoint.errors import ConfigError
 
@@ -47,6 +48,8 @@ def test_a_setting_of_the_wrong_type_is_named():
             "x" * 501,
             r"tracking\.experiment: expected 1 to 500 characters, found 501",
         ),
+        ("tracking", "tags", {"team": None}, r"tracking\.tags\.team: "),
+        ("tracking", "name", "x" * 251, r"tracking\.name: expected at most 250 characters, found 251"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_its_key(section, key, value, message):
@@ -124,3 +127,19 @@ def test_no_text_is_evaluated_whatever_stands_before_its_interpolation(monkeypat
         texts = ["".join(chosen) for chosen in itertools.product(pieces, repeat=length)]
         read = OmegaConf.create(config.to_yaml(config.escaped({"texts": texts})).decode())
         assert OmegaConf.to_container(read, resolve=True)["texts"] == texts
+
+
+def test_a_part_of_the_config_without_a_target_cannot_be_made_into_anything():
+    cfg = OmegaConf.create({"model": {"width": 3, "outputs": 7}, "loss": {}})
+    with pytest.raises(
+        ConfigError, match=r"^model: expected a _target_.*found width, outputs; name the class"
+    ):
+        daypoint.instantiate(cfg.model)
+    with pytest.raises(ConfigError, match=r"loss: expected a _target_.*found nothing"):
+        daypoint.instantiate(cfg.loss)
+
+
+@pytest.mark.parametrize("settings", [{"a": {"b": "caf\udce9"}}, {"a": [{"caf\udce9": 1}]}])
+def test_bytes_of_a_command_line_that_are_no_text_are_refused(settings):
+    with pytest.raises(ConfigError, match=r"a\..*: expected Unicode text, found 'caf\\udce9'"):
+        config.resolve(settings)

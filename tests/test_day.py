@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -59,6 +60,22 @@ def test_the_day_is_that_of_the_configured_zone():
 def test_now_is_aware_of_its_zone():
     assert day.now("Asia/Kolkata").utcoffset() == timedelta(hours=5, minutes=30)
     assert day.now("local").utcoffset() is not None
+
+
+@pytest.fixture
+def machine_in_kolkata(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("machine_in_kolkata")
+def test_the_local_day_is_that_of_the_machine_and_not_of_utc():
+    evening = datetime(2026, 1, 1, 20, 30, tzinfo=UTC)
+    assert day.tag(evening.astimezone(day.zone("local"))) == "20260102"
+    assert day.now().utcoffset() == timedelta(hours=5, minutes=30)
 
 
 def test_a_claim_makes_the_dated_directory(tmp_path):
@@ -129,6 +146,25 @@ def test_runs_are_listed_oldest_first_and_job_10_after_job_2(tmp_path):
     assert day.run_directories(tmp_path) == [early, jobs[2], jobs[1], jobs[0], late]
 
 
+def test_the_runs_of_all_days_are_listed_by_day_and_nothing_else_in_outputs_is(tmp_path):
+    days = [make_run(tmp_path / tag / "120000-000000") for tag in ("20260330", "20260328", "20260329")]
+    make_run(tmp_path / "archive" / "120000-000000")
+    (tmp_path / "20260327").write_text("a file")
+    assert day.run_directories(tmp_path) == [days[1], days[2], days[0]]
+
+
+def test_a_run_that_is_not_filed_under_a_day_is_called_by_its_path(tmp_path):
+    for run in (tmp_path / "archive" / "1", tmp_path / "20260328", tmp_path.parent / "elsewhere"):
+        assert day.address_of(run, tmp_path) == str(run)
+
+
+def test_the_outputs_of_a_run_are_above_its_day_and_unknown_elsewhere(tmp_path):
+    base = tmp_path / "20260328"
+    for run in (base / "141502-123456", base / "sweep-141600-000000" / "3"):
+        assert day.outputs_of(run, "20260328") == tmp_path
+    assert day.outputs_of(tmp_path / "elsewhere" / "1", "20260328") is None
+
+
 def test_an_address_is_a_day_a_beginning_a_job_or_a_path(tmp_path):
     base = tmp_path / "20260328"
     run = make_run(base / "141502-123456")
@@ -140,6 +176,19 @@ def test_an_address_is_a_day_a_beginning_a_job_or_a_path(tmp_path):
     assert day.matching(str(run), tmp_path) == [run]
     assert day.matching(day.address_of(job, tmp_path), tmp_path) == [job]
     assert day.matching("20260329", tmp_path) == []
+
+
+def test_a_job_is_addressed_by_its_whole_number(tmp_path):
+    jobs = [make_run(tmp_path / "20260328" / "sweep-141600-000000" / str(n)) for n in (3, 30)]
+    assert day.matching("20260328/sweep-1416/3", tmp_path) == [jobs[0]]
+
+
+def test_a_day_in_an_address_may_be_a_word(tmp_path):
+    today, yesterday = date.today(), date.today() - timedelta(days=1)
+    runs = [make_run(tmp_path / day.tag(of) / "141502-123456") for of in (today, yesterday)]
+    if date.today() == today:  # else midnight has just passed
+        assert day.matching("today/1415", tmp_path) == [runs[0]]
+        assert day.matching("yesterday", tmp_path) == [runs[1]]
 
 
 @pytest.mark.parametrize("address", ["../20260328", "20260328/../..", "20260328/", "/", "", "\0"])
@@ -175,7 +224,33 @@ def test_the_project_of_a_script_does_not_depend_on_the_working_directory(tmp_pa
     assert done.stdout.strip() == str(project)
 
 
+def test_the_project_of_an_installed_command_is_where_it_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    command = os.path.join(sys.prefix, "bin", "daypoint")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", command, raising=False)
+    assert day.project_root() == tmp_path
+
+
 @pytest.mark.parametrize("text", ["x" * 5000, "~nosuchuser/x", "a\0b"])
 def test_what_can_be_no_path_names_no_run(tmp_path, text):
     assert day.as_path(text) is None
     assert day.matching(text, tmp_path) == []
+
+
+def test_a_day_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
+    """A program that opened no run removes the empty day it has made, just when another claims in it."""
+    made, usual = [], os.mkdir
+
+    def mkdir(path, *rest):
+        usual(path, *rest)
+        made.append(path)
+        if len(made) == 1:
+            os.rmdir(path)
+
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    directory = day.claim(tmp_path / "outputs", day.now("UTC"))
+    assert directory.is_dir()
+    assert len(made) == 3

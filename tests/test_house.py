@@ -25,6 +25,7 @@ ROOMS = [
         "dependencies",
         "allowlist",
         "config",
+        "overrides",
         "sweep",
         "sweep_summary",
         "sweep_resume",
@@ -129,7 +130,7 @@ FENCES = {
         "ranks",
         "shapes",
     },
-    "hydra": {"hydra_sweep", "hydra_app"},
+    "hydra": {"overrides", "hydra_sweep", "hydra_app"},
     "matplotlib": {"canvas", "plots", "sweep_plot"},
 }
 

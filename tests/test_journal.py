@@ -1,11 +1,13 @@
 """The journal: whole lines or none, damage named, nothing guessed."""
 
+import fcntl
 import math
 import os
 import random
 import subprocess
 import sys
 import textwrap
+import threading
 
 import orjson
 import pytest
@@ -288,3 +290,70 @@ def test_events_come_one_after_the_other_without_the_damaged_ones(filled):
     content[3] = content[3].replace(b"batch", b"bitch")
     path.write_bytes(b"\n".join(content)[:-10])
     assert list(journal.events(path)) == events[:3] + events[4:-1]
+
+
+def test_a_line_of_another_process_is_not_written_over(path):
+    log = Journal.create(path)
+    log.append(batch(0, loss=1.0))
+    with open(path, "ab") as other:  # a courier that completes the journal of a trainer it believes dead
+        other.write(journal.line(batch(1, loss=2.0)))
+    log.append(batch(2, loss=3.0))
+    log.close()
+    reading = journal.read(path)
+    assert [event["step"] for event in reading.events] == [0, 1, 2]
+    assert reading.damages == []
+
+
+def test_a_child_that_outlives_a_killed_writer_does_not_keep_the_lock(path):
+    script = (
+        "import os, sys, time; from pathlib import Path; from daypoint.journal import Journal\n"
+        f"log = Journal.create(Path({str(path)!r}))\n"
+        "pid = os.fork()\n"
+        "if pid == 0: print('child', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "time.sleep(60)"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdout.readline() == b"child\n"
+    assert journal.is_being_written(path)
+    writer.kill()
+    writer.wait()
+    assert not journal.is_being_written(path)
+    Journal.reopen(path).close()
+    writer.stdin.close()  # lets the child go
+    writer.stdout.close()
+
+
+def test_a_journal_without_a_line_can_be_gone_on_with(path):
+    Journal.create(path).close()
+    log = Journal.reopen(path)
+    log.append(batch(0, loss=1.0))
+    log.close()
+    assert journal.read(path).events == [batch(0, loss=1.0)]
+
+
+def test_one_who_only_looks_does_not_stop_a_writer(path):
+    Journal.create(path).close()
+    with open(path, "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        later = threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN))
+        later.start()
+        Journal.reopen(path).close()
+        later.join()
+
+
+def test_damage_is_named_by_its_place_in_the_file_wherever_reading_began(filled):
+    path, _ = filled
+    content = path.read_bytes()
+    place = content.index(b'{"event"', len(content) // 2)
+    path.write_bytes(content[:place] + b"#" + content[place + 1 :])
+    (whole,) = journal.read(path).damages
+    (rest,) = journal.read(path, content.index(b"\n") + 1).damages
+    assert whole == rest
+    assert whole.offset_bytes == place
+
+
+def test_an_empty_line_is_no_damage(filled):
+    path, events = filled
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n"))
+    assert journal.read(path).events == events
+    assert journal.read(path).damages == []

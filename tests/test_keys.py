@@ -216,3 +216,7 @@ def test_leaves_are_those_of_flatten_with_their_types(config):
 @pytest.mark.parametrize(("metric", "mode"), [("val/loss", "min"), ("Error", "min"), ("val/accuracy", "max")])
 def test_losses_and_errors_are_better_when_small(metric, mode):
     assert mode_of(metric) == mode
+
+
+def test_a_key_from_elsewhere_that_is_no_escape_stays_as_it_is():
+    assert name_of("acc:ffffff:") == "acc:ffffff:"

@@ -1,6 +1,7 @@
 """Opening, recording and ending a run, without Hydra and without MLflow."""
 
 import contextlib
+import enum
 import json
 import math
 import os
@@ -143,6 +144,16 @@ def test_a_refused_value_leaves_nothing_of_its_call(cfg):
     assert [b["step"] for b in events(run, "batch")] == [0, 1]
 
 
+def test_the_batch_size_makes_the_refusal_of_an_unreduced_loss_exact(cfg):
+    with daypoint.open_run(cfg) as run:
+        for _ in range(3):  # at the first, and when rows are being spooled
+            with pytest.raises(
+                ScalarError, match=r"per-sample \(batch size 8\): reduce it first, e\.g\. loss\.mean\(\)"
+            ):
+                run.log(loss=torch.zeros(8), batch_size=8)
+            run.log(loss=0.5)
+
+
 @pytest.mark.parametrize("step", [5, torch.tensor(5), __import__("numpy").int64(5)])
 def test_a_step_becomes_an_exact_int_and_the_next_one_follows(cfg, step):
     with daypoint.open_run(cfg) as run:
@@ -157,6 +168,41 @@ def test_a_step_becomes_an_exact_int_and_the_next_one_follows(cfg, step):
 def test_what_is_no_step_is_refused(cfg, step):
     with daypoint.open_run(cfg) as run, pytest.raises(ScalarError, match="step"):
         run.log(loss=1.0, step=step)
+
+
+@pytest.mark.parametrize("log", ["log", "log_epoch"])
+def test_an_integer_of_more_digits_than_python_writes_is_refused_and_harms_nothing(cfg, log):
+    with daypoint.open_run(cfg) as run:
+        with pytest.raises(
+            ScalarError, match=r"^step 0: count: expected an integer .* of 16610 bits; record its log"
+        ):
+            getattr(run, log)(count=10**5000)
+        run.log(count=10**3900)
+    (batch,) = events(run, "batch")
+    assert batch["metrics"] == {"count": 10**3900}
+
+
+def test_no_step_follows_the_largest(cfg):
+    with daypoint.open_run(cfg) as run:
+        run.log(loss=1.0, step=2**63 - 1)
+        with pytest.raises(ScalarError, match=r"^step: expected .*, got 9223372036854775808 "):
+            run.log(loss=2.0)
+    assert [b["step"] for b in events(run, "batch")] == [2**63 - 1]
+
+
+def test_a_name_of_an_enumeration_is_recorded_as_its_text(cfg):
+    class Metric(enum.StrEnum):
+        LOSS = "loss"
+
+    with daypoint.open_run(cfg) as run:
+        run.log({Metric.LOSS: 1})
+        run.log({"loss": 2})
+        run.log({Metric.LOSS: 3})
+        for value in (4.0, 5.0, 6.0):
+            run.log({Metric.LOSS: value})
+    assert [b["metrics"] for b in events(run, "batch")] == [
+        {"loss": value} for value in (1, 2, 3, 4.0, 5.0, 6.0)
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, 3])
@@ -579,3 +625,28 @@ def test_a_value_without_a_name_is_refused_with_the_way_to_name_it(cfg):
                 log(torch.tensor(1.0))
         run.log(loss=1.0)
     assert len(events(run, "batch")) == 1
+
+
+def test_a_name_that_reads_like_markup_does_not_stop_the_bar(cfg, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if this were a terminal
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1, batches=2):
+            run.log({"mAP[/0.5]": 0.25})
+    assert "mAP[/0.5] 0.25" in capsys.readouterr().err
+
+
+def test_the_next_commands_can_be_typed_when_the_paths_have_spaces(tmp_path):
+    root = tmp_path / "My Project"
+    root.mkdir()
+    (root / "pyproject.toml").touch()
+    settings = {"enabled": False, "outputs": "my runs"}
+    (root / "script.py").write_text(
+        f"import daypoint\nwith daypoint.open_run({{'tracking': {settings}}}): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, root / "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (run,) = (root / "my runs").glob("*/*")
+    assert f"  cd '{root}' " in done.stdout
+    assert f"  daypoint show '{run}' " in done.stdout
+    assert f"  daypoint ls {run.parent.name} --outputs '{root / 'my runs'}' " in done.stdout

@@ -730,6 +730,14 @@ def test_a_metric_object_is_refused_with_how_to_read_it():
     assert refusal(Metric(), "acc").endswith("Metric; it is a metric object: log acc.compute()")
 
 
+def test_a_number_that_python_does_not_write_can_still_be_refused():
+    text = refusal(Fraction(10**5000, 3), "acc")
+    assert (
+        text
+        == "acc: expected a scalar, got a fractions.Fraction with too many digits to be written; round it yourself: float(x)"
+    )
+
+
 def test_a_long_text_is_cut_in_the_message():
     assert len(refusal("x" * 10_000)) < 200
 
@@ -875,8 +883,10 @@ def test_a_step_may_be_of_any_integer_dtype(dtype):
         (2**63, r"got 9223372036854775808 \(int\); a store keeps steps in 64 bits"),
         (torch.tensor(2**63, dtype=torch.uint64), r"got 9223372036854775808 \(tensor\); a store"),
         (torch.tensor([5]), r"got a tensor of shape \(1,\) int64 on cpu; step.squeeze\(\) or index \[0\]"),
-        ("5", r"got a str '5'"),
-        (None, r"got None"),
+        ("5", r"got a str '5'; convert it yourself: int\(step\)$"),
+        (Fraction(5), r"got a fractions.Fraction .*; convert it yourself: int\(step\)$"),
+        (None, r"got None; convert it yourself: int\(step\)$"),
+        pytest.param(10**5000, r"got with too many digits to be written \(int\); a store", id="huge"),
     ],
 )
 def test_what_is_no_step_is_refused(step, text):

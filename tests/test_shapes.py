@@ -161,6 +161,92 @@ def test_an_interrupt_is_not_taken_for_a_failure():
         trace_shapes(Custom(stop), torch.randn(1))
 
 
+def or_else(self, x):
+    try:
+        y = self.first(x)
+    except RuntimeError:
+        return self.second(x)
+    return self.second(y)
+
+
+def test_a_failure_that_the_model_catches_is_said_and_is_no_failure_of_the_model():
+    first = nn.Sequential(nn.ReLU(), nn.Linear(5, 2))
+    shapes = trace_shapes(Custom(or_else, first=first, second=nn.Linear(4, 3)), torch.randn(2, 4))
+    assert shapes.error is None
+    assert [(call.name, call.output) for call in shapes.calls] == [
+        ("", "[2, 3]"),
+        ("first", "failed, and was caught"),
+        ("first.0", "[2, 4]"),
+        ("first.1", "failed, and was caught"),
+        ("second", "[2, 3]"),
+    ]
+
+
+def test_after_a_failure_that_was_caught_the_one_that_was_not_is_named():
+    model = Custom(or_else, first=nn.Linear(5, 2), second=nn.Linear(9, 3))
+    shapes = trace_shapes(model, torch.randn(2, 4))
+    assert shapes.error.startswith("second (Linear): failed on input [2, 4]: ")
+    assert [call.output for call in shapes.calls] == [None, "failed, and was caught", None]
+
+
+def test_a_hook_of_the_users_own_that_fails_is_the_failure_of_the_module_around_it():
+    model = nn.Sequential(nn.ReLU(), nn.ReLU())
+
+    def refuse(module, args):
+        raise ValueError("not today")
+
+    model[1].register_forward_pre_hook(refuse)
+    error = trace_shapes(model, torch.randn(2)).error
+    assert error == "the model itself (Sequential): failed on input [2], after 0 returned: not today"
+
+
+@pytest.mark.parametrize("rest", [nn.LazyLinear(2), nn.LazyBatchNorm1d()])
+def test_a_failure_before_a_lazy_module_has_its_size_still_gives_the_table(rest):
+    text, error = shown(nn.Sequential(nn.Linear(4, 3), nn.Linear(5, 2), rest), torch.randn(2, 4))
+    assert error.startswith("1 (Linear): failed on input [2, 3], after 0 returned: ")
+    assert "27 parameters, 27 of them trainable" in text
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_between_modules_is_shown_and_no_failure():
+    def pad(self, x):
+        return self.inner(torch.nested.nested_tensor([x, x[:1]])).to_padded_tensor(0.0)
+
+    shapes = trace_shapes(Custom(pad, inner=nn.ReLU()), torch.randn(2, 4))
+    assert (shapes.error, shapes.calls[1].inputs) == (None, "nested ([2, 4], [1, 4])")
+
+
+def test_a_model_that_differentiates_in_its_forward_pass_is_shown():
+    def slope(self, x):
+        return torch.autograd.grad(self.layer(x.requires_grad_()).sum(), x)[0]
+
+    model = Custom(slope, layer=nn.Linear(4, 1))
+    shapes = trace_shapes(model, torch.randn(2, 4))
+    assert (shapes.error, shapes.calls[0].output) == (None, "[2, 4]")
+    assert model.layer.weight.grad is None
+
+
+def test_a_part_that_is_compiled_is_seen_into():
+    inner = torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="eager")
+    shapes = trace_shapes(nn.Sequential(inner, nn.ReLU()), torch.randn(2, 4))
+    assert shapes.error is None
+    assert [call.name for call in shapes.calls] == ["", "0", "0._orig_mod", "0._orig_mod.0", "1"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_what_torchscript_hides_is_said_and_the_rest_is_shown():
+    model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)), nn.ReLU())
+    shapes = trace_shapes(model, torch.randn(2, 4))
+    assert shapes.error is None
+    assert rows(shapes) == [
+        ("", "Sequential", "[2, 4]", "[2, 3]", 0),
+        ("1", "ReLU", "[2, 3]", "[2, 3]", 0),
+    ]
+    assert [(call.name, call.inputs, call.parameters) for call in shapes.uncalled] == [
+        ("0", "TorchScript, not seen into", 15)
+    ]
+
+
 # ---------------------------------------------------------------- leaving no trace
 
 
@@ -185,6 +271,25 @@ def test_a_failure_leaves_it_as_it_was_too():
     assert torch.equal(torch.get_rng_state(), state)
     assert model[0].num_batches_tracked == 0
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_buffer_that_forward_replaces_is_put_back():
+    class Ema(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+            self.register_buffer("last", None)
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.mean()
+            self.last = x.mean()
+            return x
+
+    model = Ema()
+    mean = model.mean
+    trace_shapes(model, torch.ones(2))
+    assert model.mean is mean
+    assert (model.mean.item(), model.last) == (0.0, None)
 
 
 def test_it_runs_in_the_models_own_mode():

@@ -116,6 +116,25 @@ def test_a_store_in_memory_is_refused(uri):
         store.tracking_uri(uri, ROOT)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://",
+        "http:/host",
+        "https:host",
+        "http://:5000",
+        "http://host:abc",
+        "http://host:99999",
+        "http://h\n",
+    ],
+)
+def test_an_address_without_a_host_or_with_an_impossible_port_is_refused(uri):
+    with pytest.raises(
+        ConfigError, match=r"tracking\.uri: expected a server's address such as http://host:5000"
+    ):
+        store.tracking_uri(uri, ROOT)
+
+
 def test_a_misspelt_scheme_is_refused():
     with pytest.raises(ConfigError, match=r"found 'htp://tracking\.lan'"):
         store.tracking_uri("htp://tracking.lan", ROOT)
@@ -125,6 +144,11 @@ def test_a_misspelt_scheme_is_refused():
 def test_a_path_that_would_be_read_as_another_one_is_refused(name):
     with pytest.raises(ConfigError, match="expected a path that can stand in a URI"):
         store.tracking_uri(None if name is None else "sqlite:///m.db", ROOT / name)
+
+
+def test_a_project_whose_path_no_uri_can_hold_is_told_the_setting_to_give(no_variable):
+    with pytest.raises(ConfigError, match=r"^tracking\.uri: .*give the store another place"):
+        store.tracking_uri(None, Path("/home/ada/100%41"))
 
 
 def test_artifacts_lie_beside_a_sqlite_file():

@@ -11,6 +11,7 @@ from test_courier import until
 
 from daypoint import day, files, identity, parent, sweep
 from daypoint.errors import AddressError, ConfigError, RunError
+from daypoint.overrides import flag_repeated_keys
 from daypoint.sweep_resume import expand_resume
 
 QUICK = ("-m", "data=linear", "data.rows=64", "trainer.epochs=1", "model=linear")
@@ -457,3 +458,8 @@ def test_a_resumed_sweep_has_the_overrides_that_it_had(tmp_path):
 )
 def test_any_other_command_line_is_left_alone(tmp_path, arguments):
     assert expand_resume(arguments, tmp_path) == arguments
+
+
+def test_a_group_that_is_replaced_is_not_given_twice(capsys):
+    flag_repeated_keys(["~scheduler", "+scheduler={_target_:my.Schedule}"])
+    assert capsys.readouterr().err == ""

@@ -241,6 +241,7 @@ def test_a_users_own_model_and_table_need_no_change_here(project):
     [
         (["optimizer.lrr=0.1"], r"optimizer\.lrr"),
         (["optimizer.lr=abc"], r"optimizer\.lr: expected float"),
+        (["optimizer.lr=${nothing}"], r"error: optimizer\.lr: Interpolation key 'nothing' not found"),
         (["model=nothing"], r"Could not find 'model/nothing'"),
         (["data=table"], r"data\.path, data\.target: expected a value"),
         (["tracking.uri=./mlruns"], r"sqlite:///"),
@@ -252,15 +253,67 @@ def test_what_cannot_work_is_one_message_and_leaves_no_trace(project, overrides,
     done = project.train(*overrides, check=False)
     assert done.returncode != 0
     assert re.search(message, done.stderr + done.stdout)
-    assert not project.outputs.exists() or not list(project.outputs.rglob("*"))
+    assert "Traceback" not in done.stderr
+    assert not project.outputs.exists()
     assert not (project.root / "mlruns").exists()
+
+
+def test_a_value_that_needs_quotes_is_refused_with_the_quotes(project):
+    done = project.train("resume=out/epoch=1-step=2.ckpt", check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: resume=out/epoch=1-step=2.ckpt: expected quotes around a value with such characters; "
+        """write "resume='out/epoch=1-step=2.ckpt'"\n"""
+    )
+
+
+def test_an_interpolation_on_the_command_line_is_recorded_as_given_and_resolved_once(project):
+    project.train("+seed=${trainer.seed}", "trainer.seed=7", "tracking=off", "trainer.epochs=0")
+    record = identity.read_run(project.runs()[0])
+    assert record["config"]["seed"] == 7
+    assert record["attempts"][0]["overrides"][0] == "+seed=${trainer.seed}"
+
+
+def test_an_interpolation_on_the_command_line_that_leads_nowhere_is_one_message(project):
+    done = project.train("+seed=${nowhere}", "tracking=off", check=False)
+    assert (done.returncode, done.stderr) == (1, "error: seed: Interpolation key 'nowhere' not found\n")
+    assert project.runs() == []
 
 
 def test_debug_shapes_prints_the_table_and_leaves_no_run(project):
     done = project.train("debug=shapes", "model=cnn")
     assert "Conv2d" in done.stdout
     assert "10" in done.stdout
-    assert not project.outputs.exists() or not list(project.outputs.rglob("*"))
+    assert not project.outputs.exists()
+
+
+def test_the_last_batches_of_an_epoch_weigh_as_much_as_others_when_gradients_are_added(project):
+    project.train(
+        "data=linear", "data.rows=40", "data.batch_size=8", "model=linear", "optimizer=sgd", "scheduler=none",
+        "trainer.epochs=1", "trainer.accumulate=3,100", "trainer.clip_norm=1000", "tracking=off", "-m",
+    )  # fmt: skip
+    three, all_at_once = (
+        [e for e in journal.read(run / "journal.jsonl").events if e["event"] == "batch"]
+        for run in project.runs()
+    )
+    assert [("grad_norm" in e["metrics"]) for e in three] == [False, False, True, True]
+    (norm,) = (e["metrics"]["grad_norm"] for e in all_at_once if "grad_norm" in e["metrics"])
+    assert norm == pytest.approx(three[2]["metrics"]["grad_norm"], rel=0.5)  # not a hundredth of it
+
+
+def test_debug_shapes_of_a_model_that_fails_names_the_module_and_ends_with_1(project):
+    (project.root / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def make(outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(60, 5), nn.LazyLinear(outputs))\n"
+    )
+    (project.root / "conf" / "model" / "mine.yaml").write_text(
+        "_target_: my_models.make\noutputs: ${data.outputs}\n"
+    )
+    done = project.train("debug=shapes", "model=mine", check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "error: 1 (Linear): failed on input [64, 64], after 0 returned" in done.stdout
+    assert project.runs() == []
 
 
 def test_a_directory_that_holds_a_run_is_refused_before_hydra_touches_it(project):
@@ -478,3 +531,11 @@ def test_tags_can_be_set_on_the_command_line(project):
     project.train("+tracking.tags.team=a", "trainer.epochs=0", "tracking.enabled=false")
     (run,) = project.runs()
     assert identity.read_run(run)["tags"] == {"team": "a"}
+
+
+def test_an_override_is_recorded_as_it_was_given(project):
+    project.train("+note=${data.name}", "trainer.epochs=0", "tracking.enabled=false")
+    (run,) = project.runs()
+    record = identity.read_run(run)
+    assert record["attempts"][0]["overrides"][0] == "+note=${data.name}"
+    assert record["config"]["note"] == "digits"

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from daypoint.errors import ConfigError
-from daypoint.zoo import losses, models, schedulers
+from daypoint.zoo import losses, models, schedulers, training
 from daypoint.zoo.data import Digits
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -343,3 +343,25 @@ def test_the_linear_regression_is_learnt_down_to_its_noise(model, optimizer):
     answers, right = trained(5, data="linear", model=model, optimizer=optimizer, scheduler="cosine")
     least = 0.1**2
     assert least / 2 < nn.functional.mse_loss(answers, right) < 2.5 * least
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "message"),
+    [
+        (torch.optim.LBFGS, torch.optim.lr_scheduler.ConstantLR, "optimizer: .*LBFGS, which needs closure"),
+        (
+            torch.optim.SGD,
+            torch.optim.lr_scheduler.ReduceLROnPlateau,
+            "scheduler: .*ReduceLROnPlateau, which needs metrics",
+        ),
+    ],
+)
+def test_what_train_py_cannot_step_is_refused_before_training(optimizer, scheduler, message):
+    made = optimizer(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=message):
+        training.check_steps(made, scheduler(made))
+
+
+def test_what_steps_without_an_argument_passes():
+    made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters())
+    training.check_steps(made, torch.optim.lr_scheduler.ExponentialLR(made, gamma=0.9))

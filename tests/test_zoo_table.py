@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,9 @@ import pytest
 import torch
 from test_zoo_data import assert_same, batches
 
+from daypoint import overrides
 from daypoint.errors import ConfigError
+from daypoint.zoo.columns import typed
 from daypoint.zoo.data import split_rows
 from daypoint.zoo.table import Table
 
@@ -233,7 +236,7 @@ def test_texts_that_stand_for_a_missing_value_can_be_given(tmp_path):
     frame.loc[3, "age"] = "?"
     path = save(frame, tmp_path / "t.csv")
     with pytest.raises(
-        ConfigError, match=r"'age' has numbers beside text such as '\?' \(data.missing=\['\?'\]\?\)"
+        ConfigError, match=r"'age' has numbers beside text such as '\?' \(\"data.missing=\['\?'\]\"\?\)"
     ):
         Table(path, target="city")
     assert "mean" in Table(path, target="city", missing=["?"]).preparation["features"]["age"]
@@ -262,7 +265,7 @@ def test_an_unknown_target_names_the_columns_and_the_nearest(tmp_path):
 def test_another_separator_is_recognised(tmp_path):
     path = tmp_path / "t.csv"
     people().to_csv(path, sep=";", index=False)
-    assert "give data.separator=';'" in refusal(path, "city")
+    assert """give "data.separator=';'\"""" in refusal(path, "city")
     assert Table(str(path), "city", separator=";").rows == 60
 
 
@@ -333,7 +336,7 @@ def test_columns_that_tell_nothing_are_refused_all_at_once(tmp_path):
     assert "'full name' has 160 different texts" in message
     assert "'empty' has no values" in message
     assert "'Unnamed: 0' has no name in the file (row numbers?)" in message
-    assert message.endswith("data.exclude=['Unnamed: 0','full name',empty]")
+    assert message.endswith("""\"data.exclude=['Unnamed: 0','full name',empty]\"""")
     assert Table(str(path), "city", exclude=["Unnamed: 0", "full name", "empty"]).rows == 200
 
 
@@ -386,3 +389,43 @@ def test_text_among_numbers_is_found_in_whichever_part_it_fell(tmp_path):
         rows[row] = f"oops,{row % 2}"
         (tmp_path / "t.csv").write_text("a,y\n" + "\n".join(rows) + "\n")
         assert "numbers beside text such as 'oops'" in refusal(tmp_path / "t.csv", "y")
+
+
+def test_a_column_that_is_excluded_may_hold_anything(tmp_path):
+    path = save(people().assign(tags=[[1, 2]] * 60), tmp_path / "t.parquet")
+    assert "data.exclude=[tags]" in refusal(path, "city")
+    without = save(people(), tmp_path / "u.parquet")
+    assert Table(path, "city", exclude=["tags"]).input_shape == Table(without, "city").input_shape
+
+
+def test_a_tab_can_be_given_as_the_hint_says_it(tmp_path):
+    path = tmp_path / "t.csv"
+    people().to_csv(path, index=False, sep="\t")
+    assert r"data.separator='\t'" in refusal(str(path), "city")
+    assert (
+        Table(str(path), "city", separator=r"\t").input_shape
+        == Table(str(path), "city", separator="\t").input_shape
+    )
+
+
+def test_a_separator_of_several_characters_is_refused(tmp_path):
+    path = save(people(), tmp_path / "t.csv")
+    assert "data.separator: expected one character" in refusal(path, "city", separator="||")
+
+
+def test_text_in_another_encoding_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(people().assign(city="Malmö").to_csv(index=False).encode("latin-1"))
+    assert "save it as UTF-8" in refusal(str(path), "age")
+
+
+def test_a_path_that_no_file_can_have_is_refused(tmp_path):
+    assert "found nothing at" in refusal("x" * 300 + ".csv", "y")
+
+
+@pytest.mark.parametrize(
+    "value", [";", "|", ["größe"], ["Height (cm)", "a"], ["it's $5"], ["x, y", 'a "b"'], [r"a\b"]]
+)
+def test_a_setting_in_a_message_can_be_typed_as_it_stands(value):
+    (override,) = shlex.split(typed("data.x", value))
+    assert overrides.parsed([override]) == [("data.x", value)]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from daypoint import config, day, shelf, store
@@ -48,9 +48,10 @@ class Closing:
         self._process = os.getpid()
         root = Path(record["root"])
         outputs = config.outputs_directory(settings, root)
-        self._outputs = "" if outputs == root / "outputs" else f" --outputs {outputs}"
+        self._outputs = "" if outputs == root / "outputs" else f" --outputs {quote(str(outputs))}"
         # In a command that works from the project's directory.
-        self._called = str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
+        self._address = str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
+        self._called = quote(self._address)
 
     def say(
         self,
@@ -107,8 +108,8 @@ class Closing:
         if not self._has_checkpoint or not (restores or is_asked):
             return None
         if not (is_asked and record.get("choices")):  # not a Hydra app that takes it from its command line
-            return f'daypoint.open_run(..., resume="{self._called}")'
-        script, processes = shlex.quote(attempt["argv"][0]), record.get("ranks") or 1
+            return f'daypoint.open_run(..., resume="{self._address}")'
+        script, processes = quote(attempt["argv"][0]), record.get("ranks") or 1
         python = "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
         if attempt["module"] is not None:
             script = f"-m {attempt['module']}"
@@ -126,7 +127,9 @@ class Closing:
         elif self._courier is not None:
             commands.append(("daypoint ui", "compare the days in MLflow"))
         if day.project_root(Path.cwd()) != Path(self._record["root"]):
-            commands.insert(0, (f"cd {self._record['root']}", "the project that the runs are filed in"))
+            commands.insert(
+                0, (f"cd {quote(self._record['root'])}", "the project that the runs are filed in")
+            )
         return commands
 
     @property
@@ -160,7 +163,7 @@ class Closing:
             page = outcome.url or ""
             ui = "daypoint ui"
             if self._record["tracking_uri"] != store.tracking_uri(None, Path(self._record["root"])):
-                ui += f" --uri {redact_text(self._record['tracking_uri'])}"
+                ui += f" --uri {quote(redact_text(self._record['tracking_uri']))}"
             address = page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `{ui}` runs)"
             return f"experiment {self._record['experiment']}, {address}"
         why = f" ({outcome.error})" if outcome.error else ""

@@ -66,6 +66,8 @@ class Tracking:
                 f"tracking.experiment: expected 1 to 500 characters, found {len(self.experiment)}; "
                 "use null for the default name"
             )
+        if self.name is not None and len(self.name) > 250:
+            raise ConfigError(f"tracking.name: expected at most 250 characters, found {len(self.name)}")
         for name in self.tags:
             ours = name in ("date", "host", "device") or name.startswith(("daypoint.", "git."))
             if not name or ours or (name.startswith("mlflow.") and name != "mlflow.note.content"):
@@ -178,7 +180,7 @@ def section(config: Mapping[str, Any], name: str) -> Any:
             OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(given)))
         )
     except OmegaConfBaseException as error:
-        key = f"{name}.{error.key}" if error.key else name
+        key = f"{name}.{error.full_key}" if error.full_key else name
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from None
 
 
@@ -218,6 +220,7 @@ def _check_plain(value: Any, key: str) -> None:
                 raise ConfigError(
                     f"{inner}: expected a key that is text, found {name!r} ({type(name).__name__}); write it as '{name}'"
                 )
+            _check_plain(name, ascii(inner))
             _check_plain(item, inner)
     elif isinstance(value, list):
         for i, item in enumerate(value):
@@ -227,6 +230,13 @@ def _check_plain(value: Any, key: str) -> None:
             f"{key}: expected text, a number, true, false, null, a list or a map, found {type(value).__name__}; "
             "write it as text"
         )
+    elif type(value) is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # no file of a run could hold it
+            raise ConfigError(
+                f"{key}: expected Unicode text, found {value!r}, bytes that are no UTF-8; correct its encoding"
+            ) from None
 
 
 def check(config: DictConfig) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 words.
 
 On a terminal there is a progress bar; elsewhere, and when the output goes into a pipe, one line an epoch.
-The bar is redrawn at most ten times a second, whatever the number of steps. This module reads no file and
-decides nothing.
+The bar is redrawn at most ten times a second, whatever the number of steps; its parts keep their places, and what the
+terminal has no room for is left out whole. This module reads no file and decides nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from daypoint.recorder import Recorder
 
 REDRAW_SECONDS = 0.1
+VALUE_WIDTH = 9
+"""Four significant digits, a point, a sign and an exponent: `1.234e-05`."""
 
 
 class RunConsole:
@@ -48,6 +50,11 @@ class RunConsole:
         self._task: TaskID | None = None
         self._epoch_text = ""
         self._batches: int | None = None
+        self._usual_batches: int | None = None
+        """What an epoch had when nobody says how many this one has."""
+        self._of_epochs: set[str] = set()
+        """Metrics that are measured once an epoch; in the bar they would be those of the epoch before."""
+        self._room = 0
         self._drawn_seconds = 0.0
 
     def opening(self, address: str, name: str, directory: str) -> None:
@@ -58,42 +65,72 @@ class RunConsole:
 
     def begin_epoch(self, epoch: int, epochs: int | None, batches: int | None) -> None:
         """Start the bar of an epoch. `batches` is None when their number is not known."""
-        self._epoch_text = f"epoch {epoch + 1}" + (f"/{epochs}" if epochs else "")
-        self._batches = batches
+        whole = str(epochs or "")
+        self._epoch_text = f"epoch {epoch + 1:>{len(whole)}}" + (f"/{whole}" if whole else "")
+        self._batches = batches or self._usual_batches
         if self._quiet or not (self._err.is_terminal and self._out.is_terminal):
             return
         if self._progress is None:
             self._progress = Progress(
                 TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=30),
+                BarColumn(bar_width=self._bar_width),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[metrics]}"),
+                TextColumn("{task.fields[metrics]}", markup=False),  # `mAP[/0.5]` is a name
                 console=self._err,
                 transient=True,
                 auto_refresh=False,
             )
             self._progress.start()
             self.has_bar = True
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(self._epoch_text, total=batches, metrics="")
+        self._remove_task()
+        self._task = self._progress.add_task(self._epoch_text, total=self._batches, metrics="")
+        count = 2 * len(str(self._batches)) + 1 if self._batches else 10
+        self._room = self._err.width - len(self._epoch_text) - self._bar_width - count - len(" 0:00:00 ") - 3
         self._progress.refresh()
+
+    @property
+    def _bar_width(self) -> int:
+        return max(10, min(30, self._err.width // 5))
+
+    def _remove_task(self) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.remove_task(self._task)
+            self._progress.refresh()
+            self._task = None
 
     def step(self, recorder: Recorder) -> None:
         """Move the bar, unless it was drawn a moment ago."""
         if self._progress is None or self._task is None:
             return
         now = time.monotonic()
-        if now - self._drawn_seconds >= REDRAW_SECONDS:
+        done = recorder.steps_in_epoch
+        if now - self._drawn_seconds >= REDRAW_SECONDS or done == self._batches:
             self._drawn_seconds = now
-            text = "  ".join(f"{name} {number(value)}" for name, value in recorder.latest.items())
-            self._progress.update(self._task, completed=recorder.steps_in_epoch, metrics=text, refresh=True)
+            if self._batches is not None and done > self._batches:  # longer than the epochs before
+                self._batches = None
+                self._progress.tasks[-1].total = None
+            self._progress.update(self._task, completed=done, metrics=self._metrics(recorder), refresh=True)
+
+    def _metrics(self, recorder: Recorder) -> str:
+        """As many of the batch's metrics as there is room for, each in a place of its own."""
+        text = ""
+        for name, value in recorder.latest.items():
+            if name not in self._of_epochs:
+                part = f"{name} {number(value):<{VALUE_WIDTH}}  "
+                if len(text + part.rstrip()) > self._room:
+                    break
+                text += part
+        return text
 
     def end_epoch(self, entry: Mapping[str, Any]) -> None:
-        """One line about the epoch that ended."""
+        """One line about the epoch that ended, in the place of its bar."""
         if self._quiet:
             return
+        self._of_epochs.update(entry["metrics"])
+        if entry["complete"]:
+            self._usual_batches = entry["steps"]
+        self._remove_task()
         parts = [f"{name} {number(of['mean'])}" for name, of in entry["stats"].items()]
         parts += [f"{name} {number(value)}" for name, value in entry["metrics"].items()]
         line = Text.assemble(

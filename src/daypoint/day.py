@@ -247,12 +247,15 @@ def claim(outputs: Path, moment: datetime, prefix: str = "") -> Path:
     """
     parent = outputs / tag(moment)
     try:
-        parent.mkdir(parents=True, exist_ok=True)
         for _ in range(1_000_000):
             directory = parent / f"{prefix}{moment:%H%M%S-%f}"
+            # Again each time: a program that opened no run removes the empty day it has made.
+            parent.mkdir(parents=True, exist_ok=True)
             try:
                 directory.mkdir()
                 return directory
+            except FileNotFoundError:
+                continue
             except FileExistsError:
                 later = moment + timedelta(microseconds=1)
                 # Past midnight the run still belongs to the day on which it started.

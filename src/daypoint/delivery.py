@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -346,7 +347,10 @@ class Delivery:
     def _give_up(self, why: str) -> None:
         self._packager.leave(why)
         for parcel in self._parcels.values():
-            _append(parcel.log, f"gave up ({why}); send the rest with: daypoint sync {parcel.directory}")
+            _append(
+                parcel.log,
+                f"gave up ({why}); send the rest with: daypoint sync {shlex.quote(str(parcel.directory))}",
+            )
             if parcel.shipment is not None:
                 parcel.shipment.close()
 

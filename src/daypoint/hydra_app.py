@@ -2,7 +2,7 @@
 
 `register_configs()` puts into Hydra's ConfigStore the config `daypoint` and the schemas of `tracking` and
 `trainer`, so that a misspelt key or a wrong type fails while Hydra composes; what Hydra cannot see, the
-pre-flight check says. Both come before any directory is made. This is the only module that imports hydra,
+pre-flight check says. Both come before any directory is made. Only `overrides`, `hydra_sweep` and this module import hydra,
 inside functions. One number: one directory a process, claimed when Hydra first asks for it.
 Why it sits in Hydra as it does: docs/decisions/0003-hydra.md.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from daypoint import day, hydra_sweep, ranks, sweep, sweep_resume
+from daypoint import day, hydra_sweep, overrides, ranks, sweep, sweep_resume
 from daypoint.config import SCHEMAS, Sweep, check, outputs_directory, section
 from daypoint.errors import ConfigError, DaypointError
 
@@ -71,7 +71,7 @@ def current_job() -> HydraJob | None:
     hydra = HydraConfig.get()
     return HydraJob(
         directory=Path(hydra.runtime.output_dir),
-        overrides=list(hydra.overrides.task),
+        overrides=overrides.as_given(hydra.overrides.task),
         choices={str(group): str(member) for group, member in hydra.runtime.choices.items()},
         sweep_job=int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None,
     )
@@ -101,10 +101,19 @@ def instantiate(node: Any, **arguments: Any) -> Any:
     Args:
         node: a part of the config with a `_target_`.
         arguments: more arguments for the target.
+
+    Raises:
+        ConfigError: it has no `_target_`; Hydra would give back the config itself.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate as hydras
 
+    with one_message():
+        if OmegaConf.is_dict(node) and "_target_" not in node:
+            raise ConfigError(
+                f"{node._get_full_key(None) or 'config'}: expected a _target_ that says what to make, "
+                f"found {', '.join(map(str, node)) or 'nothing'}; name the class, such as _target_: my_package.MyNet"
+            )
     try:
         return hydras(node, **arguments)
     except InstantiationException as error:
@@ -112,16 +121,6 @@ def instantiate(node: Any, **arguments: Any) -> Any:
             raise
         with one_message():
             raise cause from None
-
-
-def parsed_overrides(overrides: list[str]) -> list[tuple[str, Any]]:
-    """Overrides as (key, value); a deleted key has the value None."""
-    if not overrides:
-        return []
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return [(item.key_or_group, None if item.is_delete() else item.value()) for item in parsed]
 
 
 def register_configs() -> None:
@@ -134,6 +133,7 @@ def register_configs() -> None:
     from hydra.core.config_store import ConfigStore
 
     with _one_message_and_exit():
+        overrides.check_quotes(sys.argv[1:])
         sys.argv[1:] = sweep_resume.expand_resume(sys.argv[1:], day.project_root() / "outputs")
     OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
@@ -209,8 +209,10 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
         )
         moment = day.now(tracking.timezone)
         if ranks.is_main():
-            directory = day.claim(outputs_directory(tracking), moment, "sweep-" if kind == "sweep" else "")
-            atexit.register(_remove_if_empty, directory)
+            outputs = outputs_directory(tracking)
+            made = [path for path in (outputs, *outputs.parents) if not path.exists()]
+            directory = day.claim(outputs, moment, "sweep-" if kind == "sweep" else "")
+            atexit.register(_remove_if_empty, [directory, directory.parent, *made])
             ranks.agree(kind, str(directory))
         else:
             directory = Path(ranks.agree(kind, ""))
@@ -219,11 +221,14 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
     return _claimed[kind]
 
 
-def _remove_if_empty(directory: Path) -> None:
+def _remove_if_empty(made: list[Path]) -> None:
     """A program that ended before it opened a run (debug=shapes, a data file that is not there) leaves no
     directory.
+
+    Args:
+        made: what it made, innermost first.
     """
-    for path in (directory, directory.parent):
+    for path in made:
         try:
             path.rmdir()
         except OSError:
@@ -259,7 +264,7 @@ class Preflight:
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         end_interrupts_with_a_word()
         if ranks.is_main():
-            hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+            overrides.flag_repeated_keys(overrides.as_given(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
             target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
             if "${" not in target:
@@ -274,7 +279,7 @@ class Preflight:
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
             if ranks.is_main():
-                hydra_sweep.flag_repeated_keys(list(config.hydra.overrides.task))
+                overrides.flag_repeated_keys(overrides.as_given(config.hydra.overrides.task))
                 hydra_sweep.hide_secrets_on_screen()
                 hydra_sweep.begin(directory, claimed_at(directory) or day.now(), config)
 

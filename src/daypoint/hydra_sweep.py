@@ -27,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from daypoint import day, sweep
 from daypoint.errors import ConfigError, DaypointError
 from daypoint.files import loads, write_atomic
-from daypoint.redaction import HIDDEN, redact, redact_overrides, redact_text
+from daypoint.overrides import as_given, in_one_spelling, space_of
+from daypoint.redaction import redact, redact_overrides, redact_text
 from daypoint.sweep_summary import print_summary
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def check_job() -> None:
 
 def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
     """The sweep starts, or goes on: write its manifest, and see that it gets an end."""
-    overrides = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
+    overrides = [text for text in as_given(config.hydra.overrides.task) if not text.startswith("sweep.")]
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     space = space_of([f"{key}={value}" for key, value in params.items()] + overrides)
     sweep.create(
@@ -89,32 +90,11 @@ def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
         overrides=redact_overrides(overrides),
         space=space,
         hydra_overrides=redact_overrides(
-            [text for text in config.hydra.overrides.hydra if text != "hydra.mode=MULTIRUN"]
+            [text for text in as_given(config.hydra.overrides.hydra) if text != "hydra.mode=MULTIRUN"]
         ),
         resumes=bool(OmegaConf.select(config, "sweep.resume")),
     )
     atexit.register(_left_open, directory, os.getpid())
-
-
-def space_of(overrides: list[str]) -> dict[str, list[str]]:
-    """The values of each override that has several, as text; a range to be searched is one text."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    space: dict[str, list[str]] = {}
-    for text in overrides:
-        with contextlib.suppress(HydraException):  # Hydra itself is about to say what is wrong with it
-            override = OverridesParser.create().parse_override(text)
-            if override.is_sweep_override():
-                key = override.get_key_element().lstrip("+")
-                values = (
-                    [*override.sweep_string_iterator()]
-                    if override.is_discrete_sweep()
-                    else [text.partition("=")[2]]
-                )
-                hidden = redact_overrides([f"{key}={value}" for value in values])
-                space[key] = [item.partition("=")[2] for item in hidden]
-    return space
 
 
 def end(directory: Path) -> None:
@@ -219,7 +199,7 @@ def begin_job(
         _refusal = JobSkipped("the sweep was stopped by an earlier failure", told=True)
         return
     done = sweep.job_done(manifest, overrides)
-    point = _point(overrides)
+    point = in_one_spelling(overrides)
     if not resumes:
         _flag_repeated(manifest, number, point)
     elif done is not None:
@@ -254,28 +234,6 @@ def _flag_repeated(manifest: dict[str, Any], number: int, point: list[str] | Non
                 file=sys.stderr,
             )
             return
-
-
-def _point(overrides: list[str]) -> list[str] | None:
-    """The overrides in one spelling, so that 0.1 and 0.10 are one; None where a value is hidden. Parsed once a job."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    if any(HIDDEN in text for text in overrides):
-        return None
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return sorted(f"{item.key_or_group}={None if item.is_delete() else item.value()!r}" for item in parsed)
-
-
-def flag_repeated_keys(overrides: list[str]) -> None:
-    """Hydra takes the last of two overrides of one key, without a word."""
-    keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
-    for key in sorted({key for key in keys if keys.count(key) > 1}):
-        given = ", ".join(
-            redact_overrides([text for text in overrides if text.lstrip("+~").partition("=")[0] == key])
-        )
-        print(
-            f"warning: {key} is given {keys.count(key)} times ({given}); the last one counts", file=sys.stderr
-        )
 
 
 def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_failure: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from daypoint import files
@@ -109,7 +110,7 @@ def sha256(path: Path) -> str:
 
 
 def _again(directory: Path) -> str:
-    return f"remove it and make it anew: rm -r {directory} && daypoint package {directory.parent}"
+    return f"remove it and make it anew: rm -r {quote(str(directory))} && daypoint package {quote(str(directory.parent))}"
 
 
 def _contents(directory: Path) -> dict[str, Path]:

@@ -9,6 +9,7 @@ model gets ten minutes.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,8 @@ class Packager:
             self._waiting.insert(0, (self._work.directory, {}, ""))
         for directory, _, _ in self._waiting:
             self._complain(
-                directory, f"the model may not be packaged ({why}); do it with: daypoint package {directory}"
+                directory,
+                f"the model may not be packaged ({why}); do it with: daypoint package {shlex.quote(str(directory))}",
             )
         self._waiting.clear()
 
@@ -126,7 +128,7 @@ class Packager:
             text = said[:1000] or f"exit code {work.process.returncode}"
             self._complain(
                 work.directory,
-                f"the model was not packaged: {text}; try it with: daypoint package {work.directory}",
+                f"the model was not packaged: {text}; try it with: daypoint package {shlex.quote(str(work.directory))}",
             )
         with contextlib.suppress(OSError):
             work.output.close()

@@ -176,7 +176,7 @@ def _publish(
     sent = sync.sync([run.directory], uri=uri).runs[0]
     complaint = None
     if sent.model is None:
-        complaint = f"not registered yet: {sent.text}; try again with: daypoint sync {run.directory}"
+        complaint = f"not registered yet: {sent.text}; try again with: daypoint sync {shlex.quote(str(run.directory))}"
     return Published(
         chosen,
         run.files.package,

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _DEFERRED = {"": (False,), "0": (), "1": (False, True)}
 """By DAYPOINT_DEFER: tensors with which `is_cpu` are read later."""
 
+MOST_BITS = 13_000
+"""Of an integer; Python writes, and reads, no more than 4,300 digits."""
+
 
 def now_ms() -> int:
     """Milliseconds since the epoch, the unit of time in the journal and in MLflow."""
@@ -142,6 +145,8 @@ class Recorder:
 
     def _log_slowly(self, metrics: Mapping[str, Any], step: int, batch_size: int | None) -> None:
         """A batch that is written at once, or waits for its device."""
+        if step > LARGEST_STEP:  # the one after the largest
+            to_step(step)
         if self.on_split is not None:
             self._look_for_turns(tuple(metrics))
         self._drain()
@@ -220,27 +225,34 @@ class Recorder:
         known = self._known
         values: dict[str, Any] = {}
         for name, value in metrics.items():
-            if name not in known:
-                self._check_name(name)
+            if type(name) is not str or name not in known:
+                name = self._checked_name(name)
             if type(value) is not float:
                 try:
                     if getattr(value, "is_cpu", None) in deferred:
                         value = self._deferred_value(value, name, batch_size)
                     else:
                         value = to_py(value, name, batch_size=batch_size)
+                        if type(value) is int and value.bit_length() > MOST_BITS:
+                            raise ScalarError(
+                                f"{name}: expected an integer that can be written in 4,000 digits, "
+                                f"got one of {value.bit_length()} bits; record its logarithm: math.log(x)"
+                            )
                 except ScalarError as error:
                     raise ScalarError(f"step {step}: {error}") from None
             values[name] = value
         return values
 
-    def _check_name(self, name: object) -> None:
-        if type(name) is not str:
+    def _checked_name(self, name: object) -> str:
+        if not isinstance(name, str):
             raise ScalarError(f"metric name: expected text, found {name!r} ({type(name).__name__})")
+        name = str.__str__(name)  # a member of a StrEnum, say, which JSON does not take for text
         try:
             mlflow_key(name)
         except ValueError as error:
             raise ScalarError(str(error)) from None
         self._known.add(name)
+        return name
 
     def _deferred_value(self, value: Any, name: str, batch_size: int | None) -> Any:
         check_scalar(value, name, batch_size)

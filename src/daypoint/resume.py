@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from daypoint import catalog, config, hydra_app, hydra_sweep, identity
+from daypoint import catalog, config, hydra_app, hydra_sweep, identity, overrides
 from daypoint.errors import ConfigError
 from daypoint.redaction import HIDDEN
 
@@ -169,7 +169,7 @@ def _given(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """
     job = hydra_app.current_job()
     given = []
-    for key, value in hydra_app.parsed_overrides(job.overrides if job else []):
+    for key, value in overrides.parsed(job.overrides if job else []):
         if key == "resume":
             continue
         if job is not None and key in job.choices:

@@ -27,6 +27,7 @@ __all__ = ["check_scalar", "scalar_loss", "to_py", "to_step"]
 
 LARGEST_STEP = 2**63 - 1
 """MLflow and SQLite count steps in signed 64-bit integers."""
+_STEP = "step: expected an integer from 0 to 2**63 - 1"
 
 _REAL_NAMES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -131,7 +132,12 @@ def to_step(x: Any) -> int:
     Raises:
         ScalarError: it is a bool, a float, negative, too large, of another shape, or no number.
     """
-    step = to_py(x, "step")
+    try:
+        step = to_py(x, "step")
+    except ScalarError:
+        if _shape(x) is not None:
+            raise
+        raise ScalarError(f"{_STEP}, got {_found(x)}; convert it yourself: int(step)") from None
     if type(step) is int and 0 <= step <= LARGEST_STEP:
         return step
     if type(step) is float:
@@ -140,7 +146,7 @@ def to_step(x: Any) -> int:
         remedy = "count the steps: 0, 1, 2, …"
     else:
         remedy = "count from 0" if step < 0 else "a store keeps steps in 64 bits"
-    raise ScalarError(f"step: expected an integer from 0 to 2**63 - 1, got {step!r} ({_kind(x)}); {remedy}")
+    raise ScalarError(f"{_STEP}, got {_literal(step)} ({_kind(x)}); {remedy}")
 
 
 # ---------------------------------------------------------------- taking the value
@@ -339,7 +345,7 @@ def _found(x: Any) -> str:
     kind, shape = _kind(x), _shape(x)
     text = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
     if isinstance(x, (str, bytes, numbers.Number)) and not shape:
-        text += f" {str(x) if shape == () else repr(x):.40}"
+        text += f" {str(x) if shape == () else _literal(x):.40}"
     dtype, layout, device = (_attribute(x, name) for name in ("dtype", "layout", "device"))
     if shape is not None:
         text += f" of shape {shape}"
@@ -357,6 +363,13 @@ def _kind(x: Any) -> str:
     if module == "torch":
         return "tensor" if name == "Tensor" else name
     return name if module == "builtins" else f"{module}.{name}"
+
+
+def _literal(x: Any) -> str:
+    try:
+        return repr(x)
+    except ValueError:  # Python writes an integer of at most 4,300 digits
+        return "with too many digits to be written"
 
 
 def _shape(x: Any) -> tuple[int, ...] | None:

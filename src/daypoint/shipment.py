@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,7 +173,7 @@ class Shipment:
             run_id = found[0].info.run_id
             raise DeletedRun(
                 f"run {self._address()}: expected a live run in MLflow, found {run_id}, which was deleted there; restore "
-                f"it with `MLFLOW_TRACKING_URI={uri} mlflow runs restore --run-id {run_id}`"
+                f"it with `MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow runs restore --run-id {run_id}`"
             )
         tags = self._first_tags()
         if self._sweep is not None and (mother := parent.find_or_create(client, experiment_id, self._sweep)):

@@ -15,16 +15,18 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import sqlite3
 import tempfile
 import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from daypoint.errors import ConfigError, StoreError
 from daypoint.keys import epoch_key, flatten, mlflow_key, name_of
+from daypoint.redaction import redact_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -69,13 +71,15 @@ def tracking_uri(uri: str | None, root: Path) -> str:
     """
     setting = "tracking.uri"
     if uri is None:
-        setting = "MLFLOW_TRACKING_URI"
-        uri = os.environ.get(setting) or "sqlite:///mlruns/mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        setting = "MLFLOW_TRACKING_URI" if uri else setting
+        uri = uri or "sqlite:///mlruns/mlflow.db"
     if uri.startswith("sqlite:") or (":" not in uri and uri.endswith((".db", ".sqlite", ".sqlite3"))):
         return _absolute_sqlite(uri, root, setting)
     match = re.match(r"([A-Za-z][\w.-]*)(\+\w+)?:", uri)
     scheme = match[1] if match else None
     if scheme in ("http", "https"):
+        _check_host(uri, setting)
         return uri.rstrip("/")
     if uri == "databricks" or scheme in ("databricks", "databricks-uc", "uc", "postgresql", "mysql", "mssql"):
         return uri
@@ -92,6 +96,18 @@ def tracking_uri(uri: str | None, root: Path) -> str:
         f"{setting}: expected sqlite:///FILE, http(s)://HOST, postgresql://…, mysql://…, mssql://… or databricks, "
         f"found {uri!r}"
     )
+
+
+def _check_host(uri: str, setting: str) -> None:
+    try:
+        there = urlsplit(uri)
+        is_whole = bool(there.hostname) and there.port != 0 and uri.isprintable()
+    except ValueError:  # a port that is none
+        is_whole = False
+    if not is_whole:
+        raise ConfigError(
+            f"{setting}: expected a server's address such as http://host:5000, found {redact_text(uri)!r}"
+        )
 
 
 def _absolute_sqlite(uri: str, root: Path, setting: str) -> str:
@@ -177,7 +193,7 @@ def check_experiment(uri: str, name: str) -> None:
         if _is_half_made(path):
             raise StoreError(
                 f"{path}: expected the tables of MLflow, found a store left half-made (two programs created it at once, "
-                f"or one was killed); move it away, `mv {path} {path}.broken`, and fill a new one from the runs "
+                f"or one was killed); move it away, `{_move(path, 'broken')}`, and fill a new one from the runs "
                 "themselves, `daypoint sync --all`"
             )
         found = _query(path, question, name)
@@ -192,13 +208,17 @@ def check_experiment(uri: str, name: str) -> None:
             raise StoreError(text)
 
 
+def _move(path: Path, suffix: str) -> str:
+    return f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.{suffix}')}"
+
+
 def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str) -> str | None:
     """What keeps runs out of an experiment that is there already, in words; None if nothing does."""
     other = "choose another name with tracking.experiment=NAME"
     if stage == "deleted":
         return (
             f"experiment {name!r}: expected a live one, found one that was deleted in MLflow; restore it with "
-            f"`MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {experiment_id}`, or {other}"
+            f"`MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow experiments restore -x {experiment_id}`, or {other}"
         )
     if not _is_database(uri):
         return None  # a server looks after its artifacts itself
@@ -208,10 +228,10 @@ def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str
             f"that made this experiment can write; set tracking.uri to that server, or {other}"
         )
     if location.startswith("/") and not Path(location).parent.parent.exists():
-        path = sqlite_path(uri) or "STORE"
+        path = sqlite_path(uri) or Path("STORE")
         return (
             f"experiment {name!r}: expected its artifacts under {location}, found no such place (was the project moved?); "
-            f"move the store away, `mv {path} {path}.moved`, and fill a new one from the runs themselves, "
+            f"move the store away, `{_move(path, 'moved')}`, and fill a new one from the runs themselves, "
             f"`daypoint sync --all`; or {other}"
         )
     return None
@@ -291,7 +311,7 @@ def _first_contact(uri: str) -> None:
             raise
         raise StoreError(
             f"{uri}: expected the tables of the installed MLflow, found those of another version; make a backup, then "
-            f"run `mlflow db upgrade {uri}`"
+            f"run `mlflow db upgrade {shlex.quote(uri)}`"
         ) from error
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
+import shlex
 from decimal import Decimal
 from numbers import Number
 from pathlib import Path
@@ -29,13 +31,15 @@ Column = np.ndarray | list[str | None]
 
 
 def read_columns(
-    file: Path, wanted: list[str], separator: str | None, missing: list[str]
+    file: Path, target: str, unused: list[str], separator: str | None, missing: list[str]
 ) -> dict[str, Column]:
     """The columns of `file`, an absolute path, in their order.
 
     Args:
-        wanted: names that must be there.
-        separator: what stands between the values of a CSV file; None: a comma, in a .tsv file a tab.
+        target: a name that must be there.
+        unused: names that must be there; such a column is left out if it holds neither numbers nor text.
+        separator: one character that stands between the values of a CSV file, `\\t` for a tab; None: a comma, in a .tsv
+            file a tab.
         missing: texts that stand for a missing value in a CSV file, besides the empty one, NA, NaN, null and
             None.
 
@@ -43,8 +47,8 @@ def read_columns(
         ConfigError: there is no such file or column, the file cannot be read, or a column holds neither
         numbers nor text.
     """
-    if not file.is_file():
-        found = "a directory" if file.is_dir() else "nothing"
+    if not os.path.isfile(file):
+        found = "a directory" if os.path.isdir(file) else "nothing"
         raise ConfigError(
             f"data.path: expected a CSV or Parquet file, found {found} at {file}; "
             "a relative path starts at the working directory"
@@ -56,18 +60,31 @@ def read_columns(
         raise ConfigError(f"data.path: expected a name that ends in {known}, found {file.name!r} ({file})")
     frame = _read(file, kind, separator, missing)
     frame.columns = [str(name) for name in frame.columns]
-    for name in wanted:
+    for name in (target, *unused):
         _check_name(name, list(frame.columns), file)
     if twice := sorted({name for name in frame.columns if list(frame.columns).count(name) > 1}):
         raise ConfigError(
             f"data.path: expected one column of a name, found several {', '.join(twice)} in {file}"
         )
-    return {name: _column(name, frame[name]) for name in frame.columns}
+    columns: dict[str, Column] = {}
+    for name in frame.columns:
+        try:
+            columns[name] = _column(name, frame[name])
+        except ConfigError:
+            if name not in unused:
+                raise
+    return columns
 
 
 def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> pd.DataFrame:
     import pandas as pd
 
+    if separator == "\\t":  # as a shell and Hydra hand it on
+        separator = "\t"
+    if separator and len(separator) > 1 and separator != r"\s+":
+        raise ConfigError(
+            f"data.separator: expected one character, or \\s+ for white space, found {separator!r}"
+        )
     try:
         if kind in PARQUET:
             frame = pd.read_parquet(file)
@@ -88,6 +105,10 @@ def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> p
         first_row = pd.read_csv(file, sep=sep, header=None, skiprows=1, nrows=1) if len(frame) else frame
     except pd.errors.EmptyDataError:
         raise ConfigError(f"data.path: expected a table, found nothing in {file}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"data.path: expected text in UTF-8, cannot read {file}: {error.reason}; save it as UTF-8"
+        ) from error
     except (ValueError, OSError, EOFError) as error:  # the errors of pandas and pyarrow are among them
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"data.path: expected a {kind} file, cannot read {file}: {first}") from error
@@ -108,7 +129,8 @@ def _check_name(name: str, names: list[str], file: Path) -> None:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
-        hint = f"; its values seem to be separated by {other!r}: give data.separator={other!r}"
+        given = r"data.separator='\t'" if other == "\t" else typed("data.separator", other)
+        hint = f"; its values seem to be separated by {other!r}: give {given}"
     shown = ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
     raise ConfigError(f"data: expected a column named {name!r} in {file}, found {shown}{hint}")
 
@@ -138,8 +160,26 @@ def _column(name: str, column: pd.Series) -> Column:
         is_exact = kinds.is_integer_dtype(column) and not missing.any() and column.max() < 2**63
         return column.to_numpy(np.int64) if is_exact else column.to_numpy(np.float64, na_value=np.nan)
     found = sorted({type(value).__name__ for value in column[~missing]})
-    raise ConfigError(f"data: column {name!r}: expected numbers or text, found {', '.join(found)}")
+    raise ConfigError(
+        f"data: column {name!r}: expected numbers or text, found {', '.join(found)}; "
+        f"leave it out: {typed('data.exclude', [name])}"
+    )
 
 
 def _text(column: pd.Series, missing: pd.Series) -> list[str | None]:
     return [None if gone else str(value) for gone, value in zip(missing, column, strict=True)]
+
+
+def typed(key: str, value: str | list[str]) -> str:
+    """A setting as it can be typed in a shell, which takes one pair of quotes off before Hydra reads the rest."""
+    text = _quoted(value) if isinstance(value, str) else f"[{','.join(map(_quoted, value))}]"
+    override = f"{key}={text}"
+    if "'" not in override:
+        return override
+    return shlex.quote(override) if set(override) & set('"$`\\!') else f'"{override}"'
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra takes it, whose bare words are ASCII."""
+    is_bare = text.isascii() and text.replace("_", "").isalnum()
+    return text if is_bare else "'" + text.replace("'", "\\'") + "'"

@@ -37,7 +37,7 @@ def cross_entropy(task: str | None, label_smoothing: float = 0.0) -> nn.CrossEnt
 
 
 def mse(task: str | None) -> nn.MSELoss:
-    """Mean squared error, in the target's units squared.
+    """Mean squared error, in the units of the data's targets squared (a table's are standardised).
 
     Raises:
         ConfigError: the task is not a regression.

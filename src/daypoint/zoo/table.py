@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from daypoint.errors import ConfigError
-from daypoint.zoo.columns import Column, read_columns
+from daypoint.zoo.columns import Column, read_columns, typed
 from daypoint.zoo.data import InMemory, content_fingerprint, split_rows
 
 MOST_INTEGER_CLASSES = 20
@@ -75,7 +75,7 @@ class Table(InMemory):
             raise ConfigError(f"data.task: expected auto, classification or regression, found {task!r}")
         file = Path(os.getcwd(), os.path.expanduser(path))
         target, unused = str(target), [str(column) for column in exclude or ()]
-        everything = read_columns(file, [target, *unused], separator, [str(text) for text in missing or ()])
+        everything = read_columns(file, target, unused, separator, [str(text) for text in missing or ()])
         columns = {column: values for column, values in everything.items() if column not in unused}
         if target not in columns or len(columns) < 2:
             raise ConfigError(
@@ -167,7 +167,7 @@ def _features(
             recipes[name] = {"mean": mean, "std": std}
             parts.append(np.nan_to_num((values - mean) / std, nan=0.0)[:, None])
         elif (stray := _stray_text([value for value in values if value is not None])) is not None:
-            problems[name] = f"numbers beside text such as {stray!r} (data.missing=[{_quoted(stray)}]?)"
+            problems[name] = f"numbers beside text such as {stray!r} ({typed('data.missing', [stray])}?)"
         elif len(seen := sorted(set(present))) > max_categories:
             problems[name] = f"{len(seen)} different texts (data.max_categories is {max_categories})"
         else:
@@ -179,7 +179,7 @@ def _features(
         found = "; ".join(f"{name!r} has {problem}" for name, problem in problems.items())
         raise ConfigError(
             f"data: expected columns of numbers, or of text with few different values, found: {found}. "
-            f"Leave out what is an identifier or a date: data.exclude=[{','.join(map(_quoted, problems))}]"
+            f"Leave out what is an identifier or a date: {typed('data.exclude', list(problems))}"
         )
     return np.concatenate(parts, axis=1), recipes
 
@@ -206,8 +206,3 @@ def _refuse_infinite(where: str, values: np.ndarray) -> None:
         raise ConfigError(
             f"{where}: expected finite numbers, found {count} infinite; replace them in the file"
         )
-
-
-def _quoted(text: str) -> str:
-    """A text as Hydra's command line takes it in a list."""
-    return text if text.replace("_", "").isalnum() else "'" + text.replace("'", "\\'") + "'"

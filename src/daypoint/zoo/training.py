@@ -6,6 +6,7 @@ a run on a CPU.
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -49,6 +50,44 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def check_outputs(
+    model: nn.Module, criterion: Callable[[Tensor, Tensor], Tensor], data: Any, device: torch.device
+) -> None:
+    """See before the training that the model answers in the shape that the loss compares, with one batch in eval mode.
+
+    Outputs [batch] beside targets [batch, 1] would be broadcast to [batch, batch], and train to nonsense; a class too few
+    would end in an index error. No random number is drawn. Losses other than torch's own may compare what they like, and a
+    model that cannot take the batch at all is left to say so in the training, where that is recorded.
+
+    Raises:
+        ConfigError: the shapes do not fit.
+    """
+    if not isinstance(criterion, (nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss)):
+        return
+    with torch.random.fork_rng(devices=[]):
+        x, y = next(iter(data.train_loader(epoch=0)))
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            found = tuple(model(x.to(device)).shape)
+    except Exception:
+        return
+    finally:
+        model.train(was_training)
+    if isinstance(criterion, nn.CrossEntropyLoss):
+        expected = (len(x), data.outputs, *y.shape[1:])
+        fits = len(found) == len(expected) and found[1] >= data.outputs
+    else:
+        expected = tuple(y.shape)
+        fits = found == expected
+    if not fits:
+        raise ConfigError(
+            f"model: expected outputs of shape {list(expected)} (a batch of {len(x)}, data.outputs={data.outputs}) for "
+            f"{type(criterion).__name__}, found {list(found)}; give it outputs: ${{data.outputs}}, or look with debug=shapes"
+        )
+
+
 def make_precision(
     precision: str, device: torch.device
 ) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
@@ -68,6 +107,22 @@ def make_precision(
         return nullcontext, scaler
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return lambda: torch.autocast(device.type, dtype=dtype), scaler
+
+
+def check_steps(optimizer: Any, scheduler: Any) -> None:
+    """Refuse an optimizer or a scheduler whose `step` needs an argument, which train.py has not.
+
+    Raises:
+        ConfigError: a closure (LBFGS) or a metric (ReduceLROnPlateau) is needed.
+    """
+    for key, made in (("optimizer", optimizer), ("scheduler", scheduler)):
+        # Of the class: on the object it may be wrapped by torch.
+        _, *arguments = inspect.signature(type(made).step).parameters.values()
+        if needed := [each.name for each in arguments if each.default is each.empty and each.kind < 2]:
+            raise ConfigError(
+                f"{key}: expected one whose step() needs nothing, found {type(made).__name__}, which needs "
+                f"{', '.join(needed)}; choose another one, or give it that in train.py"
+            )
 
 
 @torch.no_grad()
