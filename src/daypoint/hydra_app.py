@@ -320,9 +320,16 @@ def _place(job: HydraJob, sweep_directory: Path) -> str:
 
 
 def _say_in_one_message(job_return: Any) -> None:
-    """A config that cannot work is one message, wherever in the program it was found out."""
+    """A config that cannot work is one message, wherever in the program it was found out; so is what keeps a run from beginning
+    (`one_message`).
+    """
+    from hydra.errors import CompactHydraException
+
     error = job_return._return_value
-    if isinstance(error, ConfigError) and os.environ.get("HYDRA_FULL_ERROR") != "1":
+    is_known = isinstance(error, ConfigError) or (
+        isinstance(error, DaypointError) and isinstance(error, CompactHydraException)
+    )
+    if is_known and os.environ.get("HYDRA_FULL_ERROR") != "1":
         print(str(error) if str(error).startswith("error: ") else f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
 
