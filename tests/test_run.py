@@ -262,6 +262,29 @@ def test_a_batch_before_each_epoch_is_no_batch_in_parts(cfg, capsys):
     assert IN_TURNS not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["save", "restore"])
+def test_an_object_without_its_name_says_how_to_name_it(cfg, name):
+    model = torch.nn.Linear(1, 1)
+    with daypoint.open_run(cfg, quiet=True) as run:
+        with pytest.raises(TypeError) as refused:
+            getattr(run, name)(model)
+        assert str(refused.value) == (
+            f"{name}: expected each object by its name, found Linear without one; "
+            f"write run.{name}(model=model, optimizer=optimizer)"
+        )
+        getattr(run, name)(model=model)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_line_of_an_epoch_says_what_the_closing_says_of_values_without_a_mean(cfg, capsys, value):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1):
+            run.log(loss=value)
+    said = capsys.readouterr().out
+    assert said.count(f"loss {value}") == 2
+    assert "–" not in said
+
+
 def test_nan_is_recorded_and_said_once(cfg, capsys):
     with daypoint.open_run(cfg) as run:
         for value in (1.0, math.nan, math.inf, math.nan):

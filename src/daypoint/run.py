@@ -10,6 +10,7 @@ microsecond.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -51,6 +52,22 @@ def _mapping(metrics: Any) -> Mapping[str, Any]:
     raise ScalarError(
         f"log: expected scalars by name, found {type(metrics).__name__}; name it: run.log(loss=loss), or run.log({{'loss': loss}})"
     )
+
+
+def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Say how a method that takes its objects by name is called, to whoever gives them without."""
+
+    @functools.wraps(method)
+    def checked(self: Run, *objects: Any, **named: Any) -> Any:
+        if objects:
+            name = method.__name__
+            raise TypeError(
+                f"{name}: expected each object by its name, found {type(objects[0]).__name__} without one; "
+                f"write run.{name}(model=model, optimizer=optimizer)"
+            )
+        return method(self, **named)
+
+    return checked
 
 
 class Terminated(SystemExit):
@@ -303,6 +320,7 @@ class Run:
             except DaypointError as error:
                 self._left_error = error
 
+    @_by_name
     def restore(
         self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None
     ) -> dict[str, Any]:
@@ -340,6 +358,7 @@ class Run:
             self._console.say(f"optimizer {name}: {now}, it was {before}")
         return state.extra or {}
 
+    @_by_name
     def save(
         self,
         *,
