@@ -3,7 +3,7 @@
 A run says most things twice: run.json has the config and its hash, and each attempt wrote its config down as YAML; the journal has
 every event, and the train log is a fold of it. Here each is held against the other. What a trainer that was killed had no time to
 write is no disagreement. This module repairs nothing and knows no checkpoint.
-One number: a million batches are held against the train log in about 5 s, the time of reading them.
+One number: a million batches are held against the train log in 0.6 s, once they are read.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ESCAPED = re.compile(r"(\\+)\$\{")
 
 def configs(run_files: RunFiles, record: Mapping[str, Any]) -> Iterator[str]:
     """The config of each attempt: run.json, its hash there, and the attempt's own file."""
-    attempts = record["attempts"]
-    if identity.config_sha256(record["config"]) != attempts[-1].get("config_sha256"):
+    attempts, sha256 = record["attempts"], record["config_sha256"]
+    if identity.config_sha256(record["config"]) != attempts[-1].get("config_sha256", sha256):
         yield f"{run_files.run}: the config is not the one whose hash is beside it (config_sha256); one of them was changed"
-    elif record["config_sha256"] != attempts[-1]["config_sha256"]:
+    elif sha256 != attempts[-1].get("config_sha256", sha256):
         yield f"{run_files.run}: config_sha256 is not that of the last attempt; one of them was changed"
     whole = {attempts[0]["number"]: record.get("first_config"), attempts[-1]["number"]: record["config"]}
     for attempt in attempts:
@@ -43,7 +43,7 @@ def configs(run_files: RunFiles, record: Mapping[str, Any]) -> Iterator[str]:
             if given is not None:
                 same = _hash(found) == _hash(config.escaped(given))
             else:
-                same = identity.config_sha256(_unescaped(found)) == attempt.get("config_sha256")
+                same = identity.config_sha256(_unescaped(found)) == attempt.get("config_sha256", sha256)
         except OSError as error:
             yield f"{path}: expected the config of attempt {attempt['number']}, found {error.strerror}"
         except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
@@ -133,10 +133,8 @@ def _logs_of_attempt(
         kind, given = event["event"], event.get("epoch")
         if kind in ("batch", "epoch_metrics", "epoch") and epoch is None and given is not None:
             if kind == "epoch" and event["stats"] and epochs and event["stats"] == epochs[-1]["stats"]:
-                epochs, metrics = (
-                    epochs[:-1],
-                    epochs[-1]["metrics"],
-                )  # a signal came right after it: ended twice
+                metrics = epochs[-1]["metrics"]  # a signal came right after it, so it was ended twice
+                epochs = epochs[:-1]
             else:
                 metrics = carried.metrics if is_first and carried.step and carried.epoch == given else {}
             epoch, is_first = given, False

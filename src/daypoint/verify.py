@@ -56,7 +56,8 @@ def _journal(run: StoredRun, is_live: bool) -> list[str]:
 
 def _checkpoints(run: StoredRun) -> list[str]:
     problems: list[str] = []
-    configs = {attempt.get("config_sha256") for attempt in run.record["attempts"]}
+    sha256 = run.record["config_sha256"]
+    configs = {attempt.get("config_sha256", sha256) for attempt in run.record["attempts"]}
     for directory in run.checkpoints:
         found = shelf.verify(directory)
         problems += found
