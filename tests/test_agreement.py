@@ -181,6 +181,34 @@ def test_a_run_that_was_killed_and_resumed_agrees_after_each_attempt(tmp_path):
     assert newest(outputs).status == "FINISHED"
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["epoch", "epoch_metrics between", "epoch_metrics within"],
+    ids=lambda line: line.replace(" ", "_"),
+)
+def test_a_signal_right_after_a_line_was_written_is_no_disagreement(line, cfg, tmp_path):
+    """The journal has the line, and the memory of the trainer had not: an interrupt can come between the two."""
+    kind, where = (*line.split(), "")[:2]
+
+    with pytest.raises(KeyboardInterrupt), daypoint.open_run(cfg, quiet=True) as run:
+        written = run._journal.append_encoded
+
+        def append(event):
+            written(event)
+            between = "between" if event.get("epoch") is None else "within"
+            if run.step == 2 and event["event"] == kind and where in ("", between):
+                run._journal.append_encoded = written
+                raise KeyboardInterrupt
+
+        run._journal.append_encoded = append
+        for epoch in range(3):
+            with run.epoch(epoch):
+                run.log(loss=1)
+                run.log_epoch(inner=float(epoch))
+            run.log_epoch(outer=float(epoch))
+    assert verify_run(newest(tmp_path / "outputs")) == []
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_at_any_moment_agrees(cfg, tmp_path):
     script = (

@@ -8,6 +8,7 @@ One number: a million batches are held against the train log in 0.6 s, once they
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,10 +88,12 @@ def attempts(run_files: RunFiles, record: Mapping[str, Any], events: Sequence[Ev
 
 def log(run_files: RunFiles, events: Sequence[Event]) -> Iterator[str]:
     """The train log of a run that nobody writes any more, and the epochs of the journal."""
-    path, (possible, is_written) = run_files.train_log, _possible_logs(events)
+    path = run_files.train_log
+    possible, is_written = _possible_logs(events)
     try:
-        found = files.loads(path.read_bytes())
-        if _said(found) not in [_said(train_log(run_files, *each)) for each in possible]:
+        found = _said(files.loads(path.read_bytes()))
+        ways = itertools.chain([possible], (_possible_logs(heard)[0] for heard in _as_heard(events)))
+        if not any(found == _said(train_log(run_files, *each)) for way in ways for each in way):
             yield f"{path}: it is not what the journal says of the epochs; one of them was changed after it was written"
     except FileNotFoundError:
         if is_written:
@@ -101,6 +104,18 @@ def log(run_files: RunFiles, events: Sequence[Event]) -> Iterator[str]:
 
 def _said(log: Mapping[str, Any]) -> list[Any]:
     return [log["day"], log["steps"], log["epochs"]]
+
+
+def _as_heard(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events as a recorder may have seen them that a signal ended: right after the journal had the last one or two, so that its
+    memory had not.
+    """
+    ends = [i for i, e in enumerate(events) if e["event"] == "end" and e["status"] == "KILLED"]
+    if events and events[-1]["event"] != "end":
+        ends.append(len(events))
+    for i in {i for end in ends for i in range(max(end - 4, 0), end)}:
+        if events[i]["event"] in ("epoch", "epoch_metrics"):
+            yield [*events[:i], *events[i + 1 :]]
 
 
 def _possible_logs(events: Sequence[Event]) -> tuple[list[Log], bool]:
@@ -132,11 +147,7 @@ def _logs_of_attempt(
     for event in attempt:
         kind, given = event["event"], event.get("epoch")
         if kind in ("batch", "epoch_metrics", "epoch") and epoch is None and given is not None:
-            if kind == "epoch" and event["stats"] and epochs and event["stats"] == epochs[-1]["stats"]:
-                metrics = epochs[-1]["metrics"]  # a signal came right after it, so it was ended twice
-                epochs = epochs[:-1]
-            else:
-                metrics = carried.metrics if is_first and carried.step and carried.epoch == given else {}
+            metrics = carried.metrics if is_first and carried.step and carried.epoch == given else {}
             epoch, is_first = given, False
         if kind == "batch":
             step = event["step"] + 1
@@ -154,8 +165,6 @@ def _logs_of_attempt(
             logs.append((epochs, event["first_step"] + event["steps"], 1))
         elif kind == "end":
             logs.append((epochs, event["step"], 2))
-            if event["status"] == "KILLED":  # maybe by a signal right after the last epoch's event
-                logs.append((epochs[:-1], event["step"], 0))
     if attempt[-1]["event"] != "end":
         logs.append((epochs, step, 0))
     return logs
