@@ -1,9 +1,13 @@
 """Settings and configs: one clear message for what cannot work, plain data for what can."""
 
+import datetime
 import itertools
 import math
+import pathlib
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 import daypoint
@@ -143,3 +147,21 @@ def test_a_part_of_the_config_without_a_target_cannot_be_made_into_anything():
 def test_bytes_of_a_command_line_that_are_no_text_are_refused(settings):
     with pytest.raises(ConfigError, match=r"a\..*: expected Unicode text, found 'caf\\udce9'"):
         config.resolve(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (torch.tensor(0.1), "found Tensor; give its number, lr.item()"),
+        (np.float32(0.1), "found float32; give its number, lr.item()"),
+        (torch.ones(3), "found Tensor; give its numbers as a list, .tolist()"),
+        (np.ones(3), "found ndarray; give its numbers as a list, .tolist()"),
+        (datetime.date(2026, 3, 28), "found date; write it as text"),
+        (pathlib.Path("x"), "write it as text"),
+    ],
+)
+def test_a_value_that_is_no_plain_data_says_what_to_give_instead(value, remedy):
+    with pytest.raises(ConfigError) as refused:
+        config.resolve({"optimizer": {"lr": value}})
+    assert str(refused.value).startswith("optimizer.lr: expected text, a number, true,")
+    assert str(refused.value).endswith(remedy)

@@ -81,6 +81,7 @@ ROOMS = [
     [
         "closing",
         "run",
+        "entry",
         "catalog",
         "query",
         "grammar",
@@ -89,6 +90,7 @@ ROOMS = [
         "model",
         "packaging",
         "publish",
+        "agreement",
         "verify",
         "resume",
         "opening",

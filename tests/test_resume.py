@@ -371,3 +371,11 @@ def test_in_mlflow_a_resumed_run_is_one_run_and_every_step_stands_there_once(pro
     assert steps[: len(expected)] == [step for step, _, _ in expected]
     assert len(steps) == len(set(steps))
     assert len(rows(project, "SELECT 1 FROM runs")) == 1
+
+
+@pytest.mark.parametrize("address", ["nonsense", "today"])
+def test_an_address_that_names_no_run_is_one_message(project, address):
+    done = project.train(f"resume={address}", check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {address}: expected ")

@@ -216,6 +216,75 @@ def test_no_metrics_is_an_error(cfg):
         run.log()
 
 
+def log_all(run, *calls, **options):
+    for call in calls:
+        run.log(call, **options)
+
+
+IN_TURNS = "in turns, and each log is a step of its own"
+
+
+@pytest.mark.parametrize("defer", ["", "1"])
+@pytest.mark.parametrize("parts", [({"a": 1.0}, {"b": 1.0}), ({"a": 1.0}, {"b": 1.0, "c": 2}, {"d": 3.0})])
+def test_a_batch_that_is_logged_in_several_calls_is_warned_of_once(cfg, capsys, monkeypatch, parts, defer):
+    monkeypatch.setenv("DAYPOINT_DEFER", defer)
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(2):
+            log_all(run, *parts * 5)
+        assert run.step == len(parts) * 10
+    assert capsys.readouterr().err.count(IN_TURNS) == 1
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        lambda run: log_all(run, *([{"loss": 1.0}] * 9 + [{"loss": 1.0, "accuracy": 1.0}]) * 5),
+        lambda run: log_all(run, {"loss": 1.0}, *[{"loss": 1.0, "grad": 1.0}] * 5),
+        lambda run: log_all(run, *([{"critic": 1.0}] * 5 + [{"generator": 1.0}]) * 5),
+        lambda run: [log_all(run, {"a": 1.0}, {"b": 1.0}, step=i) for i in range(9)],
+        lambda run: [(run.log(warmup=1.0), run.log(loss=1.0), run.log(accuracy=1.0)) for _ in range(1)],
+    ],
+    ids=["rare metric", "first batch", "several of a kind", "own steps", "once"],
+)
+def test_metrics_that_come_and_go_are_no_batch_in_parts(cfg, capsys, log):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(2):
+            log(run)
+    assert IN_TURNS not in capsys.readouterr().err
+
+
+def test_a_batch_before_each_epoch_is_no_batch_in_parts(cfg, capsys):
+    with daypoint.open_run(cfg) as run:
+        for epoch in range(5):
+            run.log(warmup=1.0)
+            with run.epoch(epoch):
+                run.log(loss=1.0)
+    assert IN_TURNS not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["save", "restore"])
+def test_an_object_without_its_name_says_how_to_name_it(cfg, name):
+    model = torch.nn.Linear(1, 1)
+    with daypoint.open_run(cfg, quiet=True) as run:
+        with pytest.raises(TypeError) as refused:
+            getattr(run, name)(model)
+        assert str(refused.value) == (
+            f"{name}: expected each object by its name, found Linear without one; "
+            f"write run.{name}(model=model, optimizer=optimizer)"
+        )
+        getattr(run, name)(model=model)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_line_of_an_epoch_says_what_the_closing_says_of_values_without_a_mean(cfg, capsys, value):
+    with daypoint.open_run(cfg) as run:
+        for _ in run.epochs(1):
+            run.log(loss=value)
+    said = capsys.readouterr().out
+    assert said.count(f"loss {value}") == 2
+    assert "–" not in said
+
+
 def test_nan_is_recorded_and_said_once(cfg, capsys):
     with daypoint.open_run(cfg) as run:
         for value in (1.0, math.nan, math.inf, math.nan):

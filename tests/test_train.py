@@ -389,6 +389,13 @@ def test_a_signal_ends_the_run_as_killed_and_loses_nothing(project, number, code
     process.send_signal(number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode in codes, output
+    assert "Traceback" not in output
+    assert re.search(
+        rf"status +KILLED by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}, \d+ steps", output
+    )
+    address = f"{directory.parent.name}/{directory.name}"
+    assert re.search(rf"next\n +python \S+/train.py resume={address} ", output)
+    assert len(output[output.index("\nnext\n") :].splitlines()) <= 7  # nothing pushes that off the screen
     assert identity.read_run(directory)["status"] == "KILLED"
     assert mlflow_run(project, directory)[1] == "KILLED"
     assert points_in_mlflow(project, directory) == points_in_journal(directory)

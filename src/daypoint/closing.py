@@ -50,21 +50,30 @@ class Closing:
         outputs = config.outputs_directory(settings, root)
         self._outputs = "" if outputs == root / "outputs" else f" --outputs {quote(str(outputs))}"
         # In a command that works from the project's directory.
-        self._called = quote(
-            str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
-        )
+        self._address = str(files.directory) if self._outputs else day.address_of(files.directory, outputs)
+        self._called = quote(self._address)
 
-    def say(self, status: str, summary: str | None, steps: int, latest: Mapping[str, Any]) -> None:
+    def say(
+        self,
+        status: str,
+        summary: str | None,
+        steps: int,
+        latest: Mapping[str, Any],
+        *,
+        by: str | None = None,
+        restores: bool = False,
+    ) -> None:
         """Wait for MLflow, and say how the run ended.
 
         Args:
             summary: the error, if it ended with one.
             latest: the last value of every metric.
+            by: what a person or a machine ended it with, such as Ctrl-C.
+            restores: whether the program has called `run.restore`.
         """
-        seconds = self._record["attempts"][-1]["seconds"]
         rows = [
             ("run", str(self._files.directory)),
-            ("status", f"{status}, {steps} steps in {seconds:.1f} s"),
+            ("status", f"{f'{status} by {by}' if by else status}, {self._work(steps)}"),
         ]
         if summary:
             rows.append(("error", summary.splitlines()[0][:300]))
@@ -81,7 +90,32 @@ class Closing:
         ):
             loaded = f'mlflow.pyfunc.load_model("{self._files.package}")'
             rows.append(("model", f"being packaged in the background; when it is there: {loaded}"))
-        self._console.closing(rows, self._commands() if self._record["sweep"] is None else ())
+        commands = self._commands() if self._record["sweep"] is None else []
+        if commands and status != "FINISHED" and (way_on := self._way_on(restores)):
+            commands.insert(0, (way_on, "go on from the newest checkpoint"))
+        self._console.closing(rows, commands)
+
+    def _work(self, steps: int) -> str:
+        attempt = self._record["attempts"][-1]
+        done = steps - attempt["from_step"]
+        here = f", {done} of them in this attempt," if attempt["number"] > 1 and done >= 0 else ""
+        return f"{steps} steps{here} in {attempt['seconds']:.1f} s"
+
+    def _way_on(self, restores: bool) -> str | None:
+        """How to go on with this run; None if its program cannot."""
+        record, attempt = self._record, self._record["attempts"][-1]
+        is_asked = "resume" in record["config"]
+        if not self._has_checkpoint or not (restores or is_asked):
+            return None
+        if not (is_asked and record.get("choices")):  # not a Hydra app that takes it from its command line
+            return f'daypoint.open_run(..., resume="{self._address}")'
+        script, processes = quote(attempt["argv"][0]), record.get("ranks") or 1
+        python = "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
+        if attempt["module"] is not None:
+            script = f"-m {attempt['module']}"
+        elif not attempt["argv"][0].endswith(".py"):  # an installed command
+            return f"{Path(attempt['argv'][0]).name} resume={self._called}"
+        return f"{python} {script} resume={self._called}"
 
     def _commands(self) -> list[tuple[str, str]]:
         commands = [
@@ -104,9 +138,12 @@ class Closing:
 
     @property
     def _can_be_packaged(self) -> bool:
-        """Whether there is a checkpoint, and a config that a model can be built from."""
-        model = self._record["config"].get("model")
-        return isinstance(model, dict) and "_target_" in model and self._has_checkpoint
+        """Whether there is a checkpoint, a config that a model can be built from, and word of what the model takes."""
+        config, data = self._record["config"], self._record["data"] or {}
+        model, section = config.get("model"), config.get("data")
+        takes = section.get("input_shape") if isinstance(section, dict) else None
+        takes = takes or (data.get("preparation") or {}).get("features")
+        return isinstance(model, dict) and "_target_" in model and bool(takes) and self._has_checkpoint
 
     # ------------------------------------------------------------ MLflow
 

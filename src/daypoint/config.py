@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
 from daypoint import day, targets
 from daypoint.errors import ConfigError
@@ -205,6 +205,8 @@ def resolve(config: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
             OmegaConf.resolve(node)
         # Resolved already; what looks like an interpolation now is text that was escaped.
         plain = OmegaConf.to_container(node, resolve=False)
+    except UnsupportedValueType as error:
+        raise _not_plain(error.full_key or "config", error.value) from None
     except OmegaConfBaseException as error:
         key = error.full_key or "config"
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from None
@@ -226,10 +228,7 @@ def _check_plain(value: Any, key: str) -> None:
         for i, item in enumerate(value):
             _check_plain(item, f"{key}.{i}")
     elif type(value) not in (str, bool, int, float, type(None)):
-        raise ConfigError(
-            f"{key}: expected text, a number, true, false, null, a list or a map, found {type(value).__name__}; "
-            "write it as text"
-        )
+        raise _not_plain(key, value)
     elif type(value) is str and not value.isascii():
         try:
             value.encode()
@@ -237,6 +236,18 @@ def _check_plain(value: Any, key: str) -> None:
             raise ConfigError(
                 f"{key}: expected Unicode text, found {value!r}, bytes that are no UTF-8; correct its encoding"
             ) from None
+
+
+def _not_plain(key: str, value: Any) -> ConfigError:
+    if not hasattr(value, "item"):
+        remedy = "write it as text"
+    elif getattr(value, "shape", ()) == ():
+        remedy = f"give its number, {key.rpartition('.')[2]}.item()"
+    else:
+        remedy = "give its numbers as a list, .tolist()"
+    return ConfigError(
+        f"{key}: expected text, a number, true, false, null, a list or a map, found {type(value).__name__}; {remedy}"
+    )
 
 
 def check(config: DictConfig) -> dict[str, Any]:

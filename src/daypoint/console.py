@@ -131,7 +131,11 @@ class RunConsole:
         if entry["complete"]:
             self._usual_batches = entry["steps"]
         self._remove_task()
-        parts = [f"{name} {number(of['mean'])}" for name, of in entry["stats"].items()]
+        # Of values that are all NaN there is no mean.
+        parts = [
+            f"{name} {number(of['last'] if of['mean'] is None else of['mean'])}"
+            for name, of in entry["stats"].items()
+        ]
         parts += [f"{name} {number(value)}" for name, value in entry["metrics"].items()]
         line = Text.assemble(
             (self._epoch_text, "bold"), "  ", "  ".join(parts), (f"  {entry['seconds']:.1f} s", "dim")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -234,6 +235,25 @@ def _remove_if_empty(made: list[Path]) -> None:
             return
 
 
+_hook_before = sys.excepthook
+
+
+def end_interrupts_with_a_word() -> None:
+    """Ctrl-C in a Hydra app ends with a word instead of Hydra's traceback, which nobody would want; HYDRA_FULL_ERROR=1 shows
+    it all the same. The exit status is Python's own. Idempotent.
+    """
+    global _hook_before
+    if sys.excepthook is not _interrupted:
+        _hook_before, sys.excepthook = sys.excepthook, _interrupted
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    if kind is KeyboardInterrupt and os.environ.get("HYDRA_FULL_ERROR") != "1":
+        print("interrupted", file=sys.stderr)
+    else:
+        _hook_before(kind, error, place)
+
+
 class Preflight:
     """The Hydra callback that checks a config, and claims the run's directory, before Hydra makes one.
 
@@ -242,6 +262,7 @@ class Preflight:
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        end_interrupts_with_a_word()
         if ranks.is_main():
             overrides.flag_repeated_keys(overrides.as_given(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
@@ -253,6 +274,7 @@ class Preflight:
                 _claim_once("run", config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        end_interrupts_with_a_word()
         with _one_message_and_exit():
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
@@ -298,9 +320,16 @@ def _place(job: HydraJob, sweep_directory: Path) -> str:
 
 
 def _say_in_one_message(job_return: Any) -> None:
-    """A config that cannot work is one message, wherever in the program it was found out."""
+    """A config that cannot work is one message, wherever in the program it was found out; so is what keeps a run from beginning
+    (`one_message`).
+    """
+    from hydra.errors import CompactHydraException
+
     error = job_return._return_value
-    if isinstance(error, ConfigError) and os.environ.get("HYDRA_FULL_ERROR") != "1":
+    is_known = isinstance(error, ConfigError) or (
+        isinstance(error, DaypointError) and isinstance(error, CompactHydraException)
+    )
+    if is_known and os.environ.get("HYDRA_FULL_ERROR") != "1":
         print(str(error) if str(error).startswith("error: ") else f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
 

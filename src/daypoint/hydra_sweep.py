@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -96,15 +95,6 @@ def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
         resumes=bool(OmegaConf.select(config, "sweep.resume")),
     )
     atexit.register(_left_open, directory, os.getpid())
-    sys.excepthook = _interrupted
-
-
-def _interrupted(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-    """Ctrl-C between two jobs is no bug, whose traceback somebody would want."""
-    if kind is KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, place)
 
 
 def end(directory: Path) -> None:

@@ -4,6 +4,9 @@ A line is a strict JSON object that ends in the CRC-32 of the bytes before it:
 
     {"event":"batch","time":1774707302123,"step":0,"epoch":0,"metrics":{"loss":2.31},"crc":"0f3a9c41"}
 
+The rare events (a start, an epoch, a checkpoint, an end) also say in "at" at which byte of the file they begin, so that lines
+that are missing before them are noticed (`misplaced`).
+
 It is handed to the kernel in one `write()` to a file opened O_APPEND. So the line survives SIGKILL of the
 process the moment `append` returns (a power cut may take the last seconds; `sync` is for that), and lines of
 a forked child could never land inside one another. Reading takes every whole line whose CRC is right, names
@@ -174,7 +177,7 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """Where the next append begins."""
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self._descriptor).st_size + self.is_torn
 
     def sync(self) -> None:
         """Ask the disk to keep what was appended, against a power cut."""
@@ -249,6 +252,28 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
             if text.endswith(b"\n") and len(text) > 1:
                 with contextlib.suppress(ValueError):
                     yield parse(text[:-1])
+
+
+def misplaced(path: Path) -> Iterator[str]:
+    """Where lines were taken out of a journal, or put in: each stretch between two events that say where they begin and no
+    longer fit, in words.
+
+    Raises:
+        FileNotFoundError: there is no journal.
+    """
+    with open(path, "rb", buffering=2**20) as file:
+        begin = checked = moved = 0
+        for text in file:
+            if b'"at":' in text:
+                with contextlib.suppress(ValueError):
+                    said = parse_encoded(text[:-1]).get("at", begin - moved)
+                    if begin - said != moved:
+                        gone = moved - (begin - said)
+                        what = f"{gone} bytes are missing" if gone > 0 else f"{-gone} bytes were put in"
+                        yield f"bytes {checked} to {begin}: {what}; whole lines were changed after they were written"
+                        moved = begin - said
+                    checked = begin
+            begin += len(text)
 
 
 def parse(line: bytes) -> dict[str, Any]:

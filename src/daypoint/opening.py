@@ -45,6 +45,7 @@ from daypoint.console import RunConsole
 from daypoint.courier import Courier
 from daypoint.day import RunFiles
 from daypoint.ending import ending_of
+from daypoint.entry import Entry
 from daypoint.errors import CheckpointError, ConfigError, RunError
 from daypoint.files import write_atomic
 from daypoint.journal import Journal
@@ -55,7 +56,6 @@ from daypoint.replay import Replay, replay
 from daypoint.run import Run, Terminated
 
 
-@contextlib.contextmanager
 def open_run(
     cfg: DictConfig | Mapping[str, Any] | None = None,
     *,
@@ -66,8 +66,8 @@ def open_run(
     mode: str | None = None,
     keep: int | None = None,
     quiet: bool = False,
-) -> Iterator[Run]:
-    """Open a run: claim its directory, record who it is, and see it to its end.
+) -> contextlib.AbstractContextManager[Run]:
+    """Open a run: claim its directory, record who it is, and see it to its end. To be used with `with`.
 
     Args:
         cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what
@@ -90,6 +90,20 @@ def open_run(
         RunError: the directory holds a run already, is in use, or cannot be written.
         StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
     """
+    return Entry(lambda: _open(cfg, run_dir, resume, data, monitor, mode, keep, quiet))
+
+
+@contextlib.contextmanager
+def _open(
+    cfg: DictConfig | Mapping[str, Any] | None,
+    run_dir: str | os.PathLike[str] | None,
+    resume: str | os.PathLike[str] | None,
+    data: Any,
+    monitor: str | None,
+    mode: str | None,
+    keep: int | None,
+    quiet: bool,
+) -> Iterator[Run]:
     with hydra_app.one_message():
         hydra_sweep.check_job()
         opening = _Opening(cfg, data, monitor, mode, keep, quiet)
@@ -189,6 +203,8 @@ class _Opening:
         self.mode = mode or trainer.get("mode")
         self.keep = keep if keep is not None else trainer.get("keep")
         self.job = hydra_app.current_job()
+        if self.job is not None:
+            hydra_app.end_interrupts_with_a_word()
         self.console = RunConsole(quiet or not ranks.is_main())
 
     @property
@@ -303,6 +319,7 @@ class _Opening:
                     "uid": record["uid"],
                     "attempt": attempt,
                     "step": state.step,
+                    "at": journal_now.size_bytes,
                 }
             )
             write_atomic(files.config_of(attempt), config.to_yaml(config.escaped(record["config"])))
@@ -320,6 +337,7 @@ class _Opening:
             record, files, self.settings, self.plain, recorder, journal_now, courier, self.console, source
         )
         recorder.on_nonfinite = run._on_nonfinite
+        recorder.on_split = run._on_split
         if courier is not None:
             courier.add(files.directory)
         if not files.directory.is_relative_to(self.outputs / record["day"]) and self.job is not None:

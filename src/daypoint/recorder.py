@@ -61,6 +61,7 @@ class Recorder:
         carried: what an earlier attempt recorded before the step at which this one goes on.
         on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may
             raise.
+        on_split: called once with the names of two calls of `log` that take turns, and so may be meant to be one batch.
 
     Raises:
         ConfigError: DAYPOINT_DEFER is neither 0 nor 1.
@@ -79,6 +80,7 @@ class Recorder:
         carried: Replay | None = None,
         *,
         on_nonfinite: Callable[[str, float, int], None] | None = None,
+        on_split: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None,
     ) -> None:
         self.carried = carried if carried is not None and carried.step else None
         self.step = carried.step if carried is not None else 0
@@ -92,6 +94,9 @@ class Recorder:
         self._epoch_first_step = self.step
         self._epoch_started_seconds = time.monotonic()
         self.on_nonfinite = on_nonfinite
+        self.on_split = on_split
+        self._turns: list[tuple[str, ...]] = []
+        """Names of the latest batches, as far back as each has none of the one before."""
         self._known: set[str] = set()
         self._nonfinite: set[str] = set()
         self._untold: list[tuple[str, float, int]] = []
@@ -142,6 +147,8 @@ class Recorder:
         """A batch that is written at once, or waits for its device."""
         if step > LARGEST_STEP:  # the one after the largest
             to_step(step)
+        if self.on_split is not None:
+            self._look_for_turns(tuple(metrics))
         self._drain()
         if self._ring is not None and self._ring.pending:
             self._fetch()
@@ -161,6 +168,19 @@ class Recorder:
             self._tell()
         elif self._can_spool(values):
             self._spool.begin(tuple(values), self.epoch)
+
+    def _look_for_turns(self, names: tuple[str, ...]) -> None:
+        """`log(a=…); log(b=…)` in each iteration makes two steps of every batch, seldom on purpose."""
+        turns = self._turns
+        if turns == [names]:  # as nearly always
+            return
+        if not turns or not set(turns[-1]).isdisjoint(names) or len(turns) >= 32:
+            self._turns = [names]
+            return
+        turns.append(names)
+        if len(turns) >= 4 and 2 * len(set(turns)) <= len(turns) and self.on_split is not None:
+            tell, self.on_split = self.on_split, None
+            tell(turns[-2], turns[-1])
 
     def _can_spool(self, values: Mapping[str, bool | int | float]) -> bool:
         """Whether the next batch, if it is like this one, need not be written at once: seen twice, of floats
@@ -291,7 +311,12 @@ class Recorder:
                 self._untold.append((name, value, step))
 
     def _append_notice(self, time_ms: int, step: int, text: str) -> None:
-        self._journal.append({"event": "notice", "time": time_ms, "step": step, "text": text})
+        self._append_placed({"event": "notice", "time": time_ms, "step": step, "text": text})
+
+    def _append_placed(self, event: Mapping[str, Any]) -> None:
+        """Record one event that says where in the journal it is (`journal.misplaced`)."""
+        with self._lock:  # no other line may come in between
+            self._journal.append({**event, "at": self._journal.size_bytes})
 
     def _tell(self) -> None:
         """Pass on what is not finite, now that it is recorded; this may raise."""
@@ -313,6 +338,7 @@ class Recorder:
             raise RunError(f"epoch {epoch}: epoch {self.epoch} is still open; epochs cannot overlap")
         self.flush()
         self.epoch = epoch
+        self._turns = []
         self._stats = {}
         self._epoch_metrics = {}
         self._epoch_first_step = self.step
@@ -338,7 +364,8 @@ class Recorder:
         self.flush()
         step = max(self.step - 1, 0)
         values = self._through_the_door(metrics, step, None, deferred=())
-        self._append("epoch_metrics", now_ms(), step, values)
+        with self._lock:
+            self._append("epoch_metrics", now_ms(), step, values)
         if self.epoch is not None:
             self._epoch_metrics.update(values)
         elif self.epochs:
@@ -362,10 +389,11 @@ class Recorder:
             "stats": {name: stats.to_dict() for name, stats in self._stats.items()},
         }
         time_ms = now_ms()
-        self._journal.append({"event": "epoch", "time": time_ms, "step": max(self.step - 1, 0), **entry})
+        self._append_placed({"event": "epoch", "time": time_ms, "step": max(self.step - 1, 0), **entry})
         entry["time"] = time_ms
         entry["metrics"] = self._epoch_metrics
         self.epoch = None
+        self._turns = []
         self.epochs.append(entry)
         self.write_train_log()
         self._tell()  # last: an epoch is over also when its values stop the run
@@ -415,7 +443,7 @@ class Recorder:
         }
         with self._lock:  # no row may begin between the two
             self._drain()
-            self._journal.append(event)
+            self._append_placed(event)
 
     def finish(self) -> None:
         """`flush` for the last time; on a full disk with the space of the spool itself.
@@ -432,7 +460,7 @@ class Recorder:
     def end(self, event: Mapping[str, Any]) -> None:
         """Record the end of the attempt, after all that was logged."""
         self._drain()
-        self._journal.append(event)
+        self._append_placed(event)
 
     def close(self) -> None:
         """Let go of the spool. It is left where it is, for others to recover, when it could not be drained."""

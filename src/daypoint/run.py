@@ -10,6 +10,7 @@ microsecond.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -53,14 +54,35 @@ def _mapping(metrics: Any) -> Mapping[str, Any]:
     )
 
 
+def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Say how a method that takes its objects by name is called, to whoever gives them without."""
+
+    @functools.wraps(method)
+    def checked(self: Run, *objects: Any, **named: Any) -> Any:
+        if objects:
+            name = method.__name__
+            raise TypeError(
+                f"{name}: expected each object by its name, found {type(objects[0]).__name__} without one; "
+                f"write run.{name}(model=model, optimizer=optimizer)"
+            )
+        return method(self, **named)
+
+    return checked
+
+
 class Terminated(SystemExit):
     """SIGTERM, SIGUSR1 or SIGUSR2, as an exception, so that the run can end properly; the exit code is the shell's."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(128 + number)
 
+    @property
+    def name(self) -> str:
+        """Such as SIGTERM."""
+        return signal.Signals(self.code - 128).name
+
     def __str__(self) -> str:
-        return f"a signal, {signal.Signals(self.code - 128).name}"
+        return f"a signal, {self.name}"
 
 
 class Run:
@@ -113,6 +135,8 @@ class Run:
         self._source = source
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
+        self._restores = False
+        self._gives_steps = False
         self._stopping: BaseException | None = None
         self._saver = Saver(record, files, recorder, console) if recorder is not None else None
         self._written = self._saver.written if self._saver is not None else ()
@@ -296,6 +320,7 @@ class Run:
             except DaypointError as error:
                 self._left_error = error
 
+    @_by_name
     def restore(
         self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None
     ) -> dict[str, Any]:
@@ -317,6 +342,7 @@ class Run:
         if self._ended or os.getpid() != self._process:
             self._refuse()
         self._objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+        self._restores = True
         if self._source is None:
             return {}
         built = scheduler.state_dict() if scheduler is not None else {}
@@ -332,6 +358,7 @@ class Run:
             self._console.say(f"optimizer {name}: {now}, it was {before}")
         return state.extra or {}
 
+    @_by_name
     def save(
         self,
         *,
@@ -420,11 +447,19 @@ class Run:
 
     def _warn_of_step(self, step: Any) -> None:
         """Steps that go back: two batches at one step are one point in a chart, and a resume cannot tell them apart."""
+        self._gives_steps = True
         if type(step) is int and 0 <= step < self._recorder.step:
             self._warned.add("step")
             self._console.warn(
                 f"step {step} comes after step {self._recorder.step - 1}: steps count over the whole run, not anew in every "
                 "epoch; leave step= out, or give the number of the batch in the run (said once)"
+            )
+
+    def _on_split(self, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+        if not self._gives_steps:
+            self._console.warn(
+                f"{', '.join(first)} and {', '.join(second)} are logged in turns, and each log is a step of its own: log what "
+                "belongs to one batch together, run.log(a=…, b=…), or give both the same step= (said once)"
             )
 
     def _on_nonfinite(self, name: str, value: float, step: int) -> None:
@@ -511,7 +546,10 @@ class Run:
         attempt(recorder.close)
         journal.close()
         closing = Closing(self._files, self._record, self._settings, self._courier, self._console)
-        closing.say(status, summary, recorder.step, recorder.latest)
+        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else None
+        by = error.name if isinstance(error, Terminated) else by
+        told = summary if by is None else None
+        closing.say(status, told, recorder.step, recorder.latest, by=by, restores=self._restores)
         is_raised = bool(failures) and (error is None or error is failures[0])
         for failure in failures[is_raised:]:
             if isinstance(failure, Exception):

@@ -1,7 +1,8 @@
 """Verifying: whether everything a run left behind is still what it was.
 
 Each file of each checkpoint is compared with the identity card beside it, the card with its own seal and with the config of the run's attempt,
-the journal line by line with its checksums, the pointers with what is there, the uncommitted changes of each attempt with
+the journal line by line with its checksums and the places that it names, run.json, the configs, the journal and the train log with one
+another (`daypoint.agreement`), the pointers with what is there, the uncommitted changes of each attempt with
 their hash in run.json, a packaged model with its manifest. Nothing is unpickled, nothing is repaired.
 One number: about a second a gibibyte, the time that SHA-256 takes.
 """
@@ -10,26 +11,42 @@ from __future__ import annotations
 
 import hashlib
 
-from daypoint import journal, manifest, shelf
+from daypoint import agreement, journal, manifest, shelf
 from daypoint.catalog import StoredRun
 from daypoint.errors import DaypointError
 
 
 def verify_run(run: StoredRun) -> list[str]:
     """What is wrong with a run, each problem in one line that names the file; empty if all is well."""
-    return [*_journal(run), *_checkpoints(run), *_pointers(run), *_diffs(run), *_package(run)]
+    is_live = run.is_live  # asked first: what is read after the trainer's end is final
+    try:
+        return [
+            *_journal(run, is_live),
+            *agreement.configs(run.files, run.record),
+            *_checkpoints(run),
+            *_pointers(run),
+            *_diffs(run),
+            *_package(run),
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        return [f"{run.files.run}: not as daypoint writes it ({error!r}); restore it from a backup"]
 
 
-def _journal(run: StoredRun) -> list[str]:
+def _journal(run: StoredRun, is_live: bool) -> list[str]:
     path = run.files.journal
     try:
         reading = journal.read(path)
     except FileNotFoundError:
         return [f"{path}: expected the journal, found nothing"]
     problems = [f"{path}: {damage}" for damage in reading.damages]
-    if reading.torn_bytes and not run.is_live:
+    if not problems:  # else it is known already that something is missing
+        problems += [f"{path}: {place}" for place in journal.misplaced(path)]
+        problems += agreement.attempts(run.files, run.record, reading.events)
+        if not is_live and not problems:
+            problems += agreement.log(run.files, reading.events)
+    if reading.torn_bytes and not is_live:
         problems.append(f"{path}: the last line, {reading.torn_bytes} bytes, was never finished")
-    if run.files.spool.exists() and not run.is_live:
+    if run.files.spool.exists() and not is_live:
         problems.append(
             f"{run.files.spool}: batches that are not in the journal yet, since that cannot be written; "
             "free some space, or make the directory writable, and look again"
@@ -39,7 +56,8 @@ def _journal(run: StoredRun) -> list[str]:
 
 def _checkpoints(run: StoredRun) -> list[str]:
     problems: list[str] = []
-    configs = {attempt.get("config_sha256") for attempt in run.record["attempts"]}
+    sha256 = run.record["config_sha256"]
+    configs = {attempt.get("config_sha256", sha256) for attempt in run.record["attempts"]}
     for directory in run.checkpoints:
         found = shelf.verify(directory)
         problems += found
@@ -96,7 +114,7 @@ def _diffs(run: StoredRun) -> list[str]:
 def verified_bytes(run: StoredRun) -> int:
     """How much there is to verify, for the report."""
     paths = [
-        run.files.journal,
+        *(path for path in run.directory.iterdir() if path.is_file()),
         *(path for directory in run.checkpoints for path in directory.iterdir()),
         *(path for path in run.files.package.rglob("*") if path.is_file()),
     ]
