@@ -130,6 +130,21 @@ def test_the_diff_leads_from_the_commit_to_the_tree(repository, tmp_path, config
     assert not (copy / "ignored").exists()
 
 
+def test_a_change_of_equal_length_in_the_moment_of_the_commit_is_in_the_diff(repository):
+    """git tells such a file by the time of its index, which a copy of the index has to keep."""
+    file, index = repository / "new.py", repository / ".git" / "index"
+    then = 1_774_707_302
+    git(repository, "config", "core.trustctime", "false")
+    for number in (1, 2):
+        file.write_text(f"print({number})\n")
+        os.utime(file, (then, then))
+        if number == 1:
+            git(repository, "add", "new.py")
+            git(repository, "commit", "-q", "-m", "two")
+    os.utime(index, (then, then))
+    assert b"+print(2)" in uncommitted_diff(repository)
+
+
 def test_a_deleted_file_and_a_rename_are_in_the_diff(repository):
     git(repository, "mv", "train.py", "moved.py")
     assert b"moved.py" in uncommitted_diff(repository)

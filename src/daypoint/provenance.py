@@ -181,7 +181,8 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
         # user's own index stays as it is.
         copy = os.path.join(scratch, "index")
         with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(os.path.join(os.fsencode(git.root), index), copy)
+            # With its time, by which git knows that a file changed in the very moment it was added.
+            shutil.copy2(os.path.join(os.fsencode(git.root), index), os.fsencode(copy))
         git.environment["GIT_INDEX_FILE"] = copy
         if new:
             announced = b"".join(b":(top,literal)%b\0" % path for path in new)
