@@ -16,6 +16,7 @@ ROOMS = [
         "scalar",
         "stats",
         "ranks",
+        "signals",
         "day",
         "train_log",
         "ranges",
@@ -76,6 +77,7 @@ ROOMS = [
         "courier",
         "tables",
         "console",
+        "remarks",
         "saver",
     ],
     [

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -53,7 +51,8 @@ from daypoint.record import experiment_name, new_attempt, new_record, reproduced
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import HIDDEN, redact
 from daypoint.replay import Replay, replay
-from daypoint.run import Run, Terminated
+from daypoint.run import Run
+from daypoint.signals import Terminated, stops
 
 
 def open_run(
@@ -119,7 +118,7 @@ def _open(
         and address is None
     ):
         run._end_after(told["batches"])
-    with _signals(run):
+    with stops(run._stop):
         try:
             run._announce()
             yield run
@@ -141,38 +140,6 @@ def _status_of(error: BaseException) -> str:
 
 def _is_good_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
-
-
-@contextlib.contextmanager
-def _signals(run: Run) -> Iterator[None]:
-    """While the run is open, SIGTERM and Ctrl-C end it after the step, with a checkpoint if one can be made;
-    a second one ends it at once. So do SIGUSR1 and SIGUSR2, by which clusters announce that a job's time is over.
-
-    A handler of the user's own is left alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    usual_handlers = {
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGUSR1: signal.SIG_DFL,
-        signal.SIGUSR2: signal.SIG_DFL,
-        signal.SIGINT: signal.default_int_handler,
-    }
-    mine = {number: usual for number, usual in usual_handlers.items() if signal.getsignal(number) is usual}
-
-    def stop(number: int, _frame: object) -> None:
-        for ours, usual in mine.items():
-            signal.signal(ours, usual)
-        run._stop(KeyboardInterrupt() if number == signal.SIGINT else Terminated(number))
-
-    for number in mine:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, usual in mine.items():
-            signal.signal(number, usual)
 
 
 class _Opening:
@@ -336,8 +303,6 @@ class _Opening:
         run = Run(
             record, files, self.settings, self.plain, recorder, journal_now, courier, self.console, source
         )
-        recorder.on_nonfinite = run._on_nonfinite
-        recorder.on_split = run._on_split
         if courier is not None:
             courier.add(files.directory)
         if not files.directory.is_relative_to(self.outputs / record["day"]) and self.job is not None:

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,8 +30,10 @@ from daypoint.optimization import keep_schedule, set_option
 from daypoint.record import close_attempt, message_of
 from daypoint.recorder import Recorder, now_ms
 from daypoint.redaction import redact_text
+from daypoint.remarks import Remarks
 from daypoint.saver import Saver
 from daypoint.scalar import check_scalar, to_step
+from daypoint.signals import Terminated, ended_by
 
 _process = os.getpid()
 """This process, for `log`, which is called too often to ask the kernel."""
@@ -68,21 +69,6 @@ def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self, **named)
 
     return checked
-
-
-class Terminated(SystemExit):
-    """SIGTERM, SIGUSR1 or SIGUSR2, as an exception, so that the run can end properly; the exit code is the shell's."""
-
-    def __init__(self, number: int = signal.SIGTERM) -> None:
-        super().__init__(128 + number)
-
-    @property
-    def name(self) -> str:
-        """Such as SIGTERM."""
-        return signal.Signals(self.code - 128).name
-
-    def __str__(self) -> str:
-        return f"a signal, {self.name}"
 
 
 class Run:
@@ -125,18 +111,19 @@ class Run:
         self._journal = journal
         self._courier = courier
         self._console = console
+        self._remarks = Remarks(console, settings.on_nonfinite)
+        if recorder is not None:
+            recorder.on_nonfinite, recorder.on_split = self._remarks.nonfinite, self._remarks.split
         self._process = os.getpid()
         self._ended = False
         self._started_seconds = time.monotonic()
         self._silent_step = 0
-        self._warned: set[str] = set()
         self._left_error: DaypointError | None = None
         self._batches: int | None = None
         self._source = source
         self._parent: dict[str, Any] | None = None
         self._objects: dict[str, Any] = {}
         self._restores = False
-        self._gives_steps = False
         self._stopping: BaseException | None = None
         self._saver = Saver(record, files, recorder, console) if recorder is not None else None
         self._written = self._saver.written if self._saver is not None else ()
@@ -197,8 +184,8 @@ class Run:
                 check_scalar(value, name, batch_size)
             self._silent_step = (self._silent_step if step is None else to_step(step)) + 1
             return
-        if step is not None and "step" not in self._warned:
-            self._warn_of_step(step)
+        if step is not None:
+            self._remarks.step(step, self._recorder.step)
         if self._written:
             self._settle()
         self._recorder.log(metrics, step, batch_size)
@@ -445,40 +432,9 @@ class Run:
             f"run {self.address}: it has ended; log inside the `with daypoint.open_run(...)` block"
         )
 
-    def _warn_of_step(self, step: Any) -> None:
-        """Steps that go back: two batches at one step are one point in a chart, and a resume cannot tell them apart."""
-        self._gives_steps = True
-        if type(step) is int and 0 <= step < self._recorder.step:
-            self._warned.add("step")
-            self._console.warn(
-                f"step {step} comes after step {self._recorder.step - 1}: steps count over the whole run, not anew in every "
-                "epoch; leave step= out, or give the number of the batch in the run (said once)"
-            )
-
-    def _on_split(self, first: tuple[str, ...], second: tuple[str, ...]) -> None:
-        if not self._gives_steps:
-            self._console.warn(
-                f"{', '.join(first)} and {', '.join(second)} are logged in turns, and each log is a step of its own: log what "
-                "belongs to one batch together, run.log(a=…, b=…), or give both the same step= (said once)"
-            )
-
-    def _on_nonfinite(self, name: str, value: float, step: int) -> None:
-        policy = self._settings.on_nonfinite
-        if policy == "stop":
-            raise RunError(
-                f"{name}: {value} at step {step}, and tracking.on_nonfinite is stop; the value is recorded"
-            )
-        if policy == "warn" and name not in self._warned:
-            self._warned.add(name)
-            self._console.warn(
-                f"{name} is {value} at step {step}; recorded as it is (said once for each metric)"
-            )
-
     def _hear_courier(self) -> None:
-        for error in self._courier.poll() if self._courier is not None else ():
-            if error not in self._warned:
-                self._warned.add(error)
-                self._console.warn(f"MLflow: {error}; training goes on, everything is in the journal")
+        if self._courier is not None:
+            self._remarks.errors(self._courier.poll())
 
     # ------------------------------------------------------------ the end
 
@@ -546,8 +502,7 @@ class Run:
         attempt(recorder.close)
         journal.close()
         closing = Closing(self._files, self._record, self._settings, self._courier, self._console)
-        by = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else None
-        by = error.name if isinstance(error, Terminated) else by
+        by = ended_by(error)
         told = summary if by is None else None
         closing.say(status, told, recorder.step, recorder.latest, by=by, restores=self._restores)
         is_raised = bool(failures) and (error is None or error is failures[0])
