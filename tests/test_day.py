@@ -256,6 +256,21 @@ def test_a_day_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
     assert len(made) == 3
 
 
+def test_a_path_to_a_sweep_or_a_day_names_its_runs(tmp_path):
+    jobs = [tmp_path / "20260328" / "sweep-150233-654321" / name for name in ("2", "10")]
+    alone, elsewhere = tmp_path / "20260328" / "141502-123456", tmp_path / "mine" / "0"
+    for directory in (*jobs, alone, elsewhere):
+        directory.mkdir(parents=True)
+        (directory / "run.json").touch()
+    for directory in (jobs[0].parent, elsewhere.parent):
+        (directory / "sweep.json").touch()
+    nowhere = tmp_path / "no outputs"
+    assert day.matching(str(jobs[0].parent), nowhere) == jobs
+    assert day.matching(str(elsewhere.parent), nowhere) == [elsewhere]
+    assert day.matching(str(tmp_path / "20260328"), nowhere) == [alone, *jobs]
+    assert day.matching(str(tmp_path / "20260329"), nowhere) == []
+
+
 def test_addresses_are_shortened_as_far_as_they_tell_runs_apart():
     runs = ["20260328/141502-123456", "20260328/141503-1", "20260328/sweep-150233-654321/10", "/else/where"]
     assert day.shortened(runs)[0::2] == ["20260328/141502", "20260328/sweep-150233/10"]

@@ -306,11 +306,14 @@ def run_directories(outputs: Path, day: str | None = None) -> list[Path]:
             )
         for name in names:
             if name.startswith("sweep-"):
-                jobs = sorted((job for job in (directory / name).iterdir() if is_run(job)), key=_natural)
-                found.extend(jobs)
+                found.extend(_jobs(directory / name))
             elif is_run(directory / name):
                 found.append(directory / name)
     return found
+
+
+def _jobs(sweep: Path) -> list[Path]:
+    return sorted((job for job in sweep.iterdir() if is_run(job)), key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
@@ -376,7 +379,7 @@ def matching(address: str, outputs: Path) -> list[Path]:
     """The run directories that an address names, oldest first; empty if it names none.
 
     An address is a day, a day and the beginning of a time (`20260328/1415`), a sweep or one of its jobs
-    (`20260328/sweep-1502/3`), or a path to a run directory. Run uids are for `daypoint.catalog`, which reads
+    (`20260328/sweep-1502/3`), or a path to the directory of a run, a sweep or a day. Run uids are for `daypoint.catalog`, which reads
     run.json.
 
     Raises:
@@ -385,9 +388,12 @@ def matching(address: str, outputs: Path) -> list[Path]:
     path = as_path(address)
     if path is not None and is_run(path):
         return [path]
+    if path is not None and sweep_file(path).is_file():
+        return _jobs(path)
     first, _, rest = address.replace(os.sep, "/").rstrip("/").partition("/")
     if not (DAY.fullmatch(first) or first in ("today", "yesterday")):
-        return []
+        is_day = path is not None and DAY.fullmatch(path.name) is not None
+        return run_directories(path.parent, path.name) if is_day else []
     day = parse_day(first)
     runs = run_directories(outputs, day)
     if not rest:
