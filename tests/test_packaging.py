@@ -217,7 +217,8 @@ def test_the_example_beside_it_can_be_served(root, tmp_path):
     assert np.asarray(loaded.predict(loaded.input_example)).shape == (2, 2)
 
 
-def test_nothing_in_it_names_a_directory_of_this_machine(root, tmp_path):
+def test_nothing_in_it_names_a_directory_of_this_machine(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     write_user_model(root)
     run = save(root, USER_MODEL, config={"data": {"input_shape": [3]}})
     directory, _ = package(run, root)

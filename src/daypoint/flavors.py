@@ -9,6 +9,7 @@ days. One number: the zoo's MLP is a package of 0.13 MB, of which its weights ar
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -228,8 +229,15 @@ def predictions(directory: Path, takes: ModelInput) -> list[np.ndarray]:
     """What the saved model answers, asked as MLflow asks it."""
     from mlflow.pyfunc import load_model
 
-    loaded = load_model(str(directory), suppress_warnings=True)
-    return [np.asarray(loaded.predict(takes.rows[:size])) for size in BATCHES]
+    usual, sys.dont_write_bytecode = (
+        sys.dont_write_bytecode,
+        True,
+    )  # it would name directories of this machine
+    try:
+        loaded = load_model(str(directory), suppress_warnings=True)
+        return [np.asarray(loaded.predict(takes.rows[:size])) for size in BATCHES]
+    finally:
+        sys.dont_write_bytecode = usual
 
 
 def first_line(error: BaseException) -> str:
