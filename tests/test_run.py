@@ -673,3 +673,25 @@ def test_the_next_commands_can_be_typed_when_the_paths_have_spaces(tmp_path):
     assert f"  cd '{root}' " in done.stdout
     assert f"  daypoint show '{run}' " in done.stdout
     assert f"  daypoint ls {run.parent.name} --outputs '{root / 'my runs'}' " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"mode": "minimize"}, r"mode: expected min, max or None, found 'minimize'"),
+        ({"monitor": 3}, r"monitor: expected the name of a metric, found 3"),
+        ({"keep": 0}, r"keep: expected a number of checkpoints from 1"),
+        ({"keep": "2"}, r"keep: expected a number of checkpoints from 1"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_before_there_is_a_run(cfg, tmp_path, choice, message):
+    with pytest.raises(ConfigError, match=message), daypoint.open_run(cfg, **choice):
+        raise AssertionError("it was opened")
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_the_end_of_a_run_is_recorded_whatever_bytes_are_in_its_error(cfg):
+    with pytest.raises(ValueError, match="cannot read"), daypoint.open_run(cfg) as run:
+        raise ValueError(f"cannot read {os.fsdecode(bytes([100, 255]))}")
+    (end,) = events(run, "end")
+    assert end["error"] == "ValueError: cannot read d\\udcff"

@@ -448,6 +448,7 @@ def test_a_resumed_sweep_has_the_overrides_that_it_had(tmp_path):
     sweep.change(directory, lambda manifest: manifest.update(overrides=["lr=1,2", "data=linear"]))
     expanded = expand_resume(["-m", "sweep.resume=last"], tmp_path)
     assert expanded == ["-m", "lr=1,2", "data=linear", f"sweep.resume='{directory}'"]
+    assert expand_resume(expanded, tmp_path) == expanded  # as a process of a DataLoader worker has it
     sweep.change(directory, lambda manifest: manifest.update(hydra_overrides=["hydra.launcher.n_jobs=2"]))
     assert "hydra.launcher.n_jobs=2" in expand_resume(["-m", "sweep.resume=last"], tmp_path)
     elsewhere = expand_resume(

@@ -8,7 +8,7 @@ from torch import nn
 
 from daypoint.errors import ConfigError
 from daypoint.zoo.data import Digits, Linear
-from daypoint.zoo.training import check_outputs
+from daypoint.zoo.training import check_outputs, check_steps
 
 CPU = torch.device("cpu")
 
@@ -49,6 +49,31 @@ def test_outputs_that_would_be_broadcast_against_the_targets_are_refused(loss):
 
 def test_a_loss_of_ones_own_may_compare_what_it_likes():
     check_outputs(nn.Linear(3, 7), lambda output, y: output.mean(), NUMBERS, CPU)
+
+
+def test_a_loss_that_is_derived_from_torchs_may_compare_what_it_likes_too():
+    class Uncertain(nn.MSELoss):
+        pass
+
+    check_outputs(nn.Linear(3, 2), Uncertain(), NUMBERS, CPU)
+
+
+def test_targets_may_be_probabilities_of_classes():
+    soft = data(torch.zeros(4, 3), torch.full((4, 3), 1 / 3), "classification", 3)
+    check_outputs(nn.Linear(3, 3), nn.CrossEntropyLoss(), soft, CPU)
+
+
+def test_a_scheduler_that_is_a_wrapper_is_let_through():
+    class Wrapper:
+        def __getattr__(self, name):
+            return lambda: None
+
+    class Static:
+        @staticmethod
+        def step(): ...
+
+    check_steps(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), Wrapper())
+    check_steps(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), Static())
 
 
 def test_a_model_that_cannot_take_the_batch_says_so_in_the_training():

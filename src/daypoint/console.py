@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from daypoint.tables import number
+from daypoint.tables import clean, number
 
 if TYPE_CHECKING:
     from daypoint.recorder import Recorder
@@ -117,8 +118,8 @@ class RunConsole:
         text = ""
         for name, value in recorder.latest.items():
             if name not in self._of_epochs:
-                part = f"{name} {number(value):<{VALUE_WIDTH}}  "
-                if len(text + part.rstrip()) > self._room:
+                part = f"{clean(name)} {number(value):<{VALUE_WIDTH}}  "
+                if cell_len(text + part.rstrip()) > self._room:
                     break
                 text += part
         return text

@@ -241,6 +241,7 @@ _hook_before = sys.excepthook
 def end_interrupts_with_a_word() -> None:
     """Ctrl-C in a Hydra app ends with a word instead of Hydra's traceback, which nobody would want; HYDRA_FULL_ERROR=1 shows
     it all the same. The exit status is Python's own. Idempotent.
+    A hook of the user's own is called as ever.
     """
     global _hook_before
     if sys.excepthook is not _interrupted:
@@ -248,7 +249,8 @@ def end_interrupts_with_a_word() -> None:
 
 
 def _interrupted(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-    if kind is KeyboardInterrupt and os.environ.get("HYDRA_FULL_ERROR") != "1":
+    is_usual = _hook_before is sys.__excepthook__
+    if kind is KeyboardInterrupt and is_usual and os.environ.get("HYDRA_FULL_ERROR") != "1":
         print("interrupted", file=sys.stderr)
     else:
         _hook_before(kind, error, place)

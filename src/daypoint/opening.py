@@ -169,10 +169,21 @@ class _Opening:
         self.monitor = monitor or trainer.get("monitor")
         self.mode = mode or trainer.get("mode")
         self.keep = keep if keep is not None else trainer.get("keep")
+        self._check_choices()
         self.job = hydra_app.current_job()
         if self.job is not None:
             hydra_app.end_interrupts_with_a_word()
         self.console = RunConsole(quiet or not ranks.is_main())
+
+    def _check_choices(self) -> None:
+        if self.monitor is not None and not isinstance(self.monitor, str):
+            raise ConfigError(f"monitor: expected the name of a metric, found {self.monitor!r}")
+        if self.mode not in (None, "min", "max"):
+            raise ConfigError(f"mode: expected min, max or None, found {self.mode!r}")
+        if self.keep is not None and (type(self.keep) is not int or self.keep < 1):
+            raise ConfigError(
+                f"keep: expected a number of checkpoints from 1, or None for all, found {self.keep!r}"
+            )
 
     @property
     def in_sweep(self) -> bool:

@@ -7,6 +7,8 @@ to parse one.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import shlex
 import sys
 from typing import Any
@@ -42,10 +44,14 @@ def check_quotes(arguments: list[str]) -> None:
     from hydra.errors import OverrideParseException
 
     parser = OverridesParser.create()
-    for text in arguments:
+    for before, text in itertools.pairwise(["", *arguments]):
         key, equals, value = text.partition("=")
         if text.startswith(("-", "~")) or not equals or value.startswith(("[", "{", "'", '"')):
             continue
+        if before.startswith("-") and "=" not in before and before not in ("-m", "--multirun", "-r", "--run"):
+            continue  # what an option takes, maybe another program's
+        if re.match(r"\w+\(", value):
+            continue  # meant as a function; Hydra says what is wrong with it
         try:
             parser.parse_overrides([text])
         except OverrideParseException:

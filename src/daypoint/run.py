@@ -55,6 +55,11 @@ def _mapping(metrics: Any) -> Mapping[str, Any]:
     )
 
 
+def _written(text: str) -> str:
+    """Text that JSON takes: bytes of a file name that are none are written as such."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
     """Say how a method that takes its objects by name is called, to whoever gives them without."""
 
@@ -477,7 +482,7 @@ class Run:
             error = failures[0]
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
         summary = (
-            redact_text(": ".join(filter(None, (type(error).__name__, message_of(error)))))
+            _written(redact_text(": ".join(filter(None, (type(error).__name__, message_of(error))))))
             if error is not None
             else None
         )

@@ -92,7 +92,7 @@ class Saver:
             attempt=len(self._record["attempts"]),
             **{role: objects.get(role) for role in ROLES},
             extra={name: value for name, value in objects.items() if name not in ROLES} or None,
-            metrics=self._metrics(),
+            metrics=self._metrics(is_stopping=gradients),
             parent=parent,
             gradients=gradients,
             copy=not wait,
@@ -151,11 +151,11 @@ class Saver:
         self._spare = None
         self._raise(len(self._failures))
 
-    def _metrics(self) -> dict[str, bool | int | float]:
+    def _metrics(self, is_stopping: bool) -> dict[str, bool | int | float]:
         recorder, monitor = self._recorder, self._record["monitor"]
         metric = monitor["metric"] if monitor else None
         metrics = recorder.checkpoint_metrics(metric)
-        if metric is not None and metric not in recorder.latest and not self._has_warned:
+        if metric is not None and metric not in recorder.latest and not (self._has_warned or is_stopping):
             self._has_warned = True
             there = ", ".join(recorder.latest) or "none"
             self._console.warn(f"monitor {metric!r}: no metric of that name was logged; there are {there}")

@@ -12,7 +12,8 @@ from daypoint.errors import ConfigError
 
 
 def expand_resume(arguments: list[str], outputs: Path) -> list[str]:
-    """The command line of a sweep that goes on: `-m sweep.resume=ADDRESS` with the overrides that the sweep had.
+    """The command line of a sweep that goes on: `-m sweep.resume=ADDRESS` with the overrides that the sweep had. Idempotent,
+    since the processes of DataLoader workers may inherit what is returned here.
 
     Raises:
         AddressError: it names no sweep.
@@ -27,16 +28,20 @@ def expand_resume(arguments: list[str], outputs: Path) -> list[str]:
         return arguments
     mine = ("sweep.", "hydra", "-", "+hydra", "tracking.outputs=")
     others = [text for text in arguments if "=" in text and not text.startswith(mine)]
-    if others:
-        raise ConfigError(
-            f"sweep.resume: expected no other overrides, found {' '.join(others)}; the sweep is run as it was, "
-            "start a new one to change it"
-        )
     for text in arguments:
         if text.startswith("tracking.outputs="):
             outputs = (outputs.parent / Path(text.partition("=")[2]).expanduser()).absolute()
     directory = sweep.find(given[-1].partition("=")[2].strip("'\""), outputs)
     manifest = sweep.read(directory)
+    if others and others == [
+        text for text in manifest["overrides"] if "=" in text and not text.startswith(mine)
+    ]:
+        return arguments
+    if others:
+        raise ConfigError(
+            f"sweep.resume: expected no other overrides, found {' '.join(others)}; the sweep is run as it was, "
+            "start a new one to change it"
+        )
     names = {text.partition("=")[0] for text in arguments}
     hydras = [text for text in manifest.get("hydra_overrides", ()) if text.partition("=")[0] not in names]
     recorded = [*hydras, *manifest["overrides"]]

@@ -9,7 +9,9 @@ One number: about a second a gibibyte, the time that SHA-256 takes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from typing import Any
 
 from daypoint import agreement, journal, manifest, shelf
 from daypoint.catalog import StoredRun
@@ -60,14 +62,17 @@ def _checkpoints(run: StoredRun) -> list[str]:
     configs = {attempt.get("config_sha256", sha256) for attempt in run.record["attempts"]}
     for directory in run.checkpoints:
         found = shelf.verify(directory)
-        problems += found
-        if not found:
+        card: dict[str, Any] = {}
+        with contextlib.suppress(DaypointError, OSError):
             card = shelf.read_card(directory)
-            if card["config_sha256"] not in configs:
-                problems.append(
-                    f"{directory}: the card's hyperparameters are those of no attempt of this run; "
-                    "the card or run.json was changed"
-                )
+        if not directory.exists():
+            continue  # thinned out meanwhile
+        problems += found
+        if not found and card and card["config_sha256"] not in configs:
+            problems.append(
+                f"{directory}: the card's hyperparameters are those of no attempt of this run; "
+                "the card or run.json was changed"
+            )
     return problems
 
 
@@ -80,7 +85,8 @@ def _pointers(run: StoredRun) -> list[str]:
         except (ValueError, KeyError, DaypointError):
             problems.append(f"{path}: expected a pointer to a checkpoint, found something else")
             continue
-        if target is not None and not (run.files.checkpoints / target).is_dir():
+        is_there = target is None or (run.files.checkpoints / target).is_dir()
+        if not is_there and run.pointer(name) == target:  # else it was moved meanwhile
             problems.append(f"{path}: it points to {target}, which is not there")
     return problems
 
@@ -113,9 +119,9 @@ def _diffs(run: StoredRun) -> list[str]:
 
 def verified_bytes(run: StoredRun) -> int:
     """How much there is to verify, for the report."""
-    paths = [
-        *(path for path in run.directory.iterdir() if path.is_file()),
-        *(path for directory in run.checkpoints for path in directory.iterdir()),
-        *(path for path in run.files.package.rglob("*") if path.is_file()),
-    ]
-    return sum(path.stat().st_size for path in paths if path.exists())
+    size = 0
+    for directory in (run.directory, *run.checkpoints, run.files.package):
+        for path in directory.rglob("*") if directory == run.files.package else directory.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # thinned out meanwhile
+                size += path.stat().st_size if path.is_file() else 0
+    return size

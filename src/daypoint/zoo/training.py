@@ -56,26 +56,26 @@ def check_outputs(
     """See before the training that the model answers in the shape that the loss compares, with one batch in eval mode.
 
     Outputs [batch] beside targets [batch, 1] would be broadcast to [batch, batch], and train to nonsense; a class too few
-    would end in an index error. No random number is drawn. Losses other than torch's own may compare what they like, and a
+    would end in an index error. Random numbers are put back. Losses other than torch's own may compare what they like, and a
     model that cannot take the batch at all is left to say so in the training, where that is recorded.
 
     Raises:
         ConfigError: the shapes do not fit.
     """
-    if not isinstance(criterion, (nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss)):
+    if type(criterion) not in (nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss):
         return
-    with torch.random.fork_rng(devices=[]):
-        x, y = next(iter(data.train_loader(epoch=0)))
     was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            found = tuple(model(x.to(device)).shape)
-    except Exception:
-        return
-    finally:
-        model.train(was_training)
-    if isinstance(criterion, nn.CrossEntropyLoss):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        x, y = next(iter(data.train_loader(epoch=0)))
+        model.eval()
+        try:
+            with torch.no_grad():
+                found = tuple(model(x.to(device)).shape)
+        except Exception:
+            return
+        finally:
+            model.train(was_training)
+    if type(criterion) is nn.CrossEntropyLoss and not y.is_floating_point():
         expected = (len(x), data.outputs, *y.shape[1:])
         fits = len(found) == len(expected) and found[1] >= data.outputs
     else:
@@ -117,7 +117,10 @@ def check_steps(optimizer: Any, scheduler: Any) -> None:
     """
     for key, made in (("optimizer", optimizer), ("scheduler", scheduler)):
         # Of the class: on the object it may be wrapped by torch.
-        _, *arguments = inspect.signature(type(made).step).parameters.values()
+        try:
+            _, *arguments = inspect.signature(type(made).step).parameters.values()
+        except (AttributeError, TypeError, ValueError):
+            continue  # a wrapper of somebody's own
         if needed := [each.name for each in arguments if each.default is each.empty and each.kind < 2]:
             raise ConfigError(
                 f"{key}: expected one whose step() needs nothing, found {type(made).__name__}, which needs "
