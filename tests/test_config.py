@@ -4,6 +4,7 @@ import datetime
 import itertools
 import math
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 import daypoint
-from daypoint import config
+from daypoint import config, hydra_app
 from daypoint.errors import ConfigError
 
 
@@ -165,3 +166,13 @@ def test_a_value_that_is_no_plain_data_says_what_to_give_instead(value, remedy):
         config.resolve({"optimizer": {"lr": value}})
     assert str(refused.value).startswith("optimizer.lr: expected text, a number, true,")
     assert str(refused.value).endswith(remedy)
+
+
+def test_ctrl_c_is_a_word_unless_somebody_has_a_hook_of_ones_own(monkeypatch, capsys):
+    heard = []
+    monkeypatch.setattr(hydra_app, "_hook_before", sys.__excepthook__)
+    hydra_app._interrupted(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "interrupted\n"
+    monkeypatch.setattr(hydra_app, "_hook_before", lambda *given: heard.append(given[0]))
+    hydra_app._interrupted(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert heard == [KeyboardInterrupt]

@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from daypoint.console import RunConsole
@@ -89,6 +90,19 @@ def test_an_epoch_of_unknown_length_is_expected_to_be_as_long_as_the_one_before(
     console._drawn_seconds = 0.0
     console.step(recorder(5, loss=1.0))
     assert "5/?" in drawn()[-1]
+
+
+def test_wide_characters_take_the_room_that_they_take_and_none_moves_the_cursor(terminal):
+    console, drawn = terminal(100)
+    console.begin_epoch(0, 1, 20)
+    console.step(
+        recorder(20, **{"損失関数の値": 1.5, "精度の値": 0.5, "もう一つの長い名前": 2.0, "a\nb": 1.0})
+    )
+    assert "20/20 0:00:00" in drawn()[-1]
+    assert cell_len(drawn()[-1].rstrip()) <= 100
+    console.begin_epoch(0, 1, 20)
+    console.step(recorder(20, **{"a\nb": 1.0}))
+    assert "a\ufffdb 1" in drawn()[-1]
 
 
 def test_a_metric_whose_name_reads_like_markup_is_a_name(terminal):

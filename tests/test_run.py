@@ -695,3 +695,16 @@ def test_the_end_of_a_run_is_recorded_whatever_bytes_are_in_its_error(cfg):
         raise ValueError(f"cannot read {os.fsdecode(bytes([100, 255]))}")
     (end,) = events(run, "end")
     assert end["error"] == "ValueError: cannot read d\\udcff"
+
+
+def test_ctrl_c_before_the_first_validation_is_no_word_about_the_monitor(cfg, capsys):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(KeyboardInterrupt), daypoint.open_run(cfg, monitor="val/loss") as run:
+        run.restore(model=model)
+        for _ in run.epochs(2):
+            run.log(loss=1.0)
+            signal.raise_signal(signal.SIGINT)
+            run.log(loss=1.0)
+    captured = capsys.readouterr()
+    assert "stopping after this step" in captured.out + captured.err
+    assert "no metric of that name" not in captured.out + captured.err

@@ -9,7 +9,7 @@ from test_provenance import git
 
 import daypoint
 from daypoint import catalog, cli, day, files
-from daypoint.verify import verify_run
+from daypoint.verify import verified_bytes, verify_run
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,17 @@ def run(original, tmp_path):
 
 def test_a_whole_run_has_no_problems(run):
     assert verify_run(run) == []
+
+
+def test_a_checkpoint_that_is_thinned_out_meanwhile_is_no_problem(run):
+    before = verified_bytes(run)
+    gone = run.checkpoints[0]  # the list was read; then the trainer removes one of them
+    size = sum(path.stat().st_size for path in gone.iterdir())
+    shutil.rmtree(gone)
+    pointed = {run.pointer("last"), run.pointer("best")}
+    assert gone.name not in pointed
+    assert verify_run(run) == []
+    assert verified_bytes(run) == before - size
 
 
 @pytest.mark.parametrize(

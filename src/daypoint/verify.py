@@ -120,8 +120,8 @@ def _diffs(run: StoredRun) -> list[str]:
 def verified_bytes(run: StoredRun) -> int:
     """How much there is to verify, for the report."""
     size = 0
-    for directory in (run.directory, *run.checkpoints, run.files.package):
-        for path in directory.rglob("*") if directory == run.files.package else directory.glob("*"):
-            with contextlib.suppress(FileNotFoundError):  # thinned out meanwhile
-                size += path.stat().st_size if path.is_file() else 0
+    places = [(run.directory, "*"), *((path, "*") for path in run.checkpoints), (run.files.package, "**/*")]
+    for directory, pattern in places:
+        with contextlib.suppress(FileNotFoundError):  # thinned out meanwhile
+            size += sum(path.stat().st_size for path in directory.glob(pattern) if path.is_file())
     return size
