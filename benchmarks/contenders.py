@@ -54,7 +54,7 @@ class DaypointAlone(Daypoint):
 
     def read(self, project: Path, handle: str) -> Points:
         """What is in the journal."""
-        from daypoint import journal, spool
+        from daypoint.record import journal, spool
 
         directory, _ = json.loads(handle)
         spool.recover(Path(directory) / "journal.spool", Path(directory) / "journal.jsonl")

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import daypoint
-from daypoint import journal
+from daypoint.record import journal
 
 HERE = Path(__file__).parent
 BATCH, FEATURES, WIDTH, CLASSES, BATCHES = 256, 256, 1024, 10, 16

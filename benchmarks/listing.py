@@ -22,10 +22,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from daypoint import files, identity
-from daypoint.day import RunFiles, claim, tag
-from daypoint.journal import line
-from daypoint.train_log import train_log
+from daypoint.base import files
+from daypoint.base.day import RunFiles, claim, tag
+from daypoint.record import identity
+from daypoint.record.journal import line
+from daypoint.record.train_log import train_log
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],

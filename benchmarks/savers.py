@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import daypoint
-from daypoint import checkpoint
+from daypoint.checkpoints import checkpoint
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is meant
 

@@ -1,101 +1,21 @@
 """What the tests share: a project of its own for each test, and commands run in it as a user runs them."""
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from projects import make_project
 
 # A shell that starts pytest in the background has it ignore Ctrl-C, and all its children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything imports torch: its threads must not spin on cores that the tests' other processes need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-REPOSITORY = Path(__file__).parent.parent
-
-
-def clean_environment(**more):
-    """The environment without what would change where a run goes."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("MLFLOW_", "DAYPOINT_", "HYDRA_"))
-        and key not in ("RANK", "WORLD_SIZE", "COLUMNS")
-    }
-    return {**kept, **more}
-
-
-@dataclass
-class Project:
-    """A directory with train.py and conf/ in it, like a fresh clone."""
-
-    root: Path
-
-    @property
-    def outputs(self):
-        return self.root / "outputs"
-
-    @property
-    def store(self):
-        return self.root / "mlruns" / "mlflow.db"
-
-    def python(self, *arguments, cwd=None, check=True, timeout=300, **environment):
-        """Run python with these arguments; the completed process, with text output."""
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            cwd=cwd or self.root,
-            env=clean_environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        if check and done.returncode != 0:
-            raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-        return done
-
-    def train(self, *overrides, **options):
-        """`python train.py …`."""
-        return self.python(self.root / "train.py", *overrides, **options)
-
-    def daypoint(self, *arguments, **options):
-        """`daypoint …`."""
-        return self.python("-m", "daypoint", *arguments, **options)
-
-    def start(self, *arguments, **environment):
-        """A python process in the background, in a process group of its own; its output can be read."""
-        return subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            cwd=self.root,
-            env=clean_environment(**environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def runs(self):
-        """The run directories, oldest first."""
-        from daypoint import day
-
-        return day.run_directories(self.outputs)
-
-
-def make_project(root):
-    root.mkdir(parents=True, exist_ok=True)
-    shutil.copy(REPOSITORY / "train.py", root)
-    shutil.copytree(REPOSITORY / "conf", root / "conf")
-    (root / "pyproject.toml").touch()  # what makes a directory a project
-    return Project(root)
-
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory):
     """The bytes of an MLflow store without runs; making one takes a second."""
-    from daypoint import store
+    from daypoint.tracking import store
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     store.prepare(f"sqlite:///{path}")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPOSITORY, clean_environment
+from projects import REPOSITORY, clean_environment
 
 
 @pytest.mark.slow

@@ -36,8 +36,10 @@ import pytest
 import typer
 
 import daypoint
-from daypoint import cli, config, day
-from daypoint.errors import ScalarError
+from daypoint.base import day
+from daypoint.base.errors import ScalarError
+from daypoint.cli import app as cli
+from daypoint.record import config
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
@@ -428,14 +430,14 @@ def api_text(name):
 
 
 def errors_text():
-    from daypoint import errors
+    from daypoint.base import errors
 
     tree = re.search(r"    DaypointError.*?\n\n", errors.__doc__, re.S)[0]
     return f"```text\n{textwrap.dedent(tree).rstrip()}\n```"
 
 
 def facts_text():
-    from daypoint.facts import FACTS
+    from daypoint.reading.facts import FACTS
 
     return ", ".join(f"`{name}`" for name in FACTS) + "."
 

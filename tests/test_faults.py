@@ -12,13 +12,13 @@ import time
 from collections import Counter
 
 import pytest
-from conftest import clean_environment
-from test_courier import until
+from projects import clean_environment
+from waiting import until
 
 import daypoint
-from daypoint import catalog, journal
-from daypoint.errors import RunError
-from daypoint.verify import verify_run
+from daypoint.again.verify import verify_run
+from daypoint.base.errors import RunError
+from daypoint.record import catalog, journal
 
 pytestmark = pytest.mark.slow
 

@@ -190,13 +190,15 @@ def test_importing_daypoint_imports_nothing_heavy():
 
 
 def test_the_training_process_never_imports_mlflow():
-    script = "import daypoint.run, daypoint.catalog, sys; print('mlflow' in sys.modules)"
+    script = "import daypoint.run.run, daypoint.record.catalog, sys; print('mlflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_the_courier_never_imports_torch():
-    script = "import daypoint.delivery, daypoint.registry, sys; print('torch' in sys.modules)"
+    script = (
+        "import daypoint.tracking.delivery, daypoint.tracking.registry, sys; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -4,46 +4,17 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
-import time
 
 import numpy as np
 import orjson
 import pytest
-from conftest import make_project
+from projects import make_project
+from stores import mlflow_run, rows
+from waiting import until
 
-from daypoint import files, identity, journal
-
-
-def rows(project, statement, *values):
-    """Rows of the project's MLflow store."""
-    connection = sqlite3.connect(f"file:{project.store}?mode=ro", uri=True)
-    try:
-        return connection.execute(statement, values).fetchall()
-    finally:
-        connection.close()
-
-
-def mlflow_run(project, directory):
-    """(run uuid, status) of the MLflow run of a run directory."""
-    uid = identity.read_run(directory)["uid"]
-    (found,) = rows(
-        project,
-        "SELECT r.run_uuid, r.status FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid "
-        "WHERE t.key = 'daypoint.uid' AND t.value = ?",
-        uid,
-    )
-    return found
-
-
-def wait_for(condition, seconds=30):
-    """Wait until a condition holds; its value."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
-    return value
+from daypoint.base import files
+from daypoint.record import identity, journal
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +340,7 @@ def started_training(project, *overrides):
         runs = project.runs()
         return runs if runs and (runs[0] / "journal.jsonl").stat().st_size > 20000 else None
 
-    (directory,) = wait_for(underway, 60)
+    (directory,) = until(underway, 60)
     return process, directory
 
 
@@ -406,8 +377,8 @@ def test_after_kill_9_the_courier_says_so_and_ships_the_rest(project):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    wait_for(lambda: identity.read_run(directory)["status"] == "KILLED", 60)
-    wait_for(lambda: mlflow_run(project, directory)[1] == "KILLED", 60)
+    until(lambda: identity.read_run(directory)["status"] == "KILLED", 60)
+    until(lambda: mlflow_run(project, directory)[1] == "KILLED", 60)
     assert points_in_mlflow(project, directory) == points_in_journal(directory)
     assert "KILLED" in project.daypoint("show", directory).stdout
 

@@ -21,8 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from daypoint.config import fill
-    from daypoint.errors import (
+    from daypoint.base.errors import (
         AddressError,
         CheckpointError,
         ConfigError,
@@ -33,37 +32,38 @@ if TYPE_CHECKING:
         ScalarError,
         StoreError,
     )
-    from daypoint.frames import points, runs
-    from daypoint.hydra_app import instantiate, register_configs
-    from daypoint.model import load
-    from daypoint.opening import open_run
-    from daypoint.resume import resumed
-    from daypoint.run import Run
-    from daypoint.scalar import scalar_loss, to_py
-    from daypoint.shapes import print_shapes
+    from daypoint.hydra.app import instantiate, register_configs
+    from daypoint.models.load import load
+    from daypoint.reading.frames import points, runs
+    from daypoint.record.config import fill
+    from daypoint.run.opening import open_run
+    from daypoint.run.resume import resumed
+    from daypoint.run.run import Run
+    from daypoint.run.shapes import print_shapes
+    from daypoint.scalars.convert import scalar_loss, to_py
 
 _HOMES = {
-    "AddressError": "errors",
-    "CheckpointError": "errors",
-    "ConfigError": "errors",
-    "DaypointError": "errors",
-    "JournalError": "errors",
-    "PackageError": "errors",
-    "Run": "run",
-    "RunError": "errors",
-    "ScalarError": "errors",
-    "StoreError": "errors",
-    "fill": "config",
-    "instantiate": "hydra_app",
-    "load": "model",
-    "open_run": "opening",
-    "points": "frames",
-    "print_shapes": "shapes",
-    "register_configs": "hydra_app",
-    "resumed": "resume",
-    "runs": "frames",
-    "scalar_loss": "scalar",
-    "to_py": "scalar",
+    "AddressError": "base.errors",
+    "CheckpointError": "base.errors",
+    "ConfigError": "base.errors",
+    "DaypointError": "base.errors",
+    "JournalError": "base.errors",
+    "PackageError": "base.errors",
+    "Run": "run.run",
+    "RunError": "base.errors",
+    "ScalarError": "base.errors",
+    "StoreError": "base.errors",
+    "fill": "record.config",
+    "instantiate": "hydra.app",
+    "load": "models.load",
+    "open_run": "run.opening",
+    "points": "reading.frames",
+    "print_shapes": "run.shapes",
+    "register_configs": "hydra.app",
+    "resumed": "run.resume",
+    "runs": "reading.frames",
+    "scalar_loss": "scalars.convert",
+    "to_py": "scalars.convert",
 }
 __all__ = sorted(_HOMES)
 

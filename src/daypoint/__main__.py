@@ -1,5 +1,5 @@
 """`python -m daypoint` is the command `daypoint`."""
 
-from daypoint.cli import main
+from daypoint.cli.app import main
 
 main()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 
 
 class InMemory:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 
 
 def auto(task: str | None) -> nn.Module:

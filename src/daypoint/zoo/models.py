@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 
 
 class Linear(nn.Module):

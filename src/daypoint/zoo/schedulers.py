@@ -13,7 +13,7 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR, StepLR
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 
 
 def none(optimizer: Optimizer) -> LRScheduler:

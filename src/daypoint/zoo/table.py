@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 from daypoint.zoo.columns import Column, read_columns, typed
 from daypoint.zoo.data import InMemory, content_fingerprint, split_rows
 

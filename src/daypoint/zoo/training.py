@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from daypoint.errors import ConfigError
+from daypoint.base.errors import ConfigError
 
 
 def seed_everything(seed: int) -> None:

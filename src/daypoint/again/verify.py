@@ -1,0 +1,128 @@
+"""Verifying: whether everything a run left behind is still what it was.
+
+Each file of each checkpoint is compared with the identity card beside it, the card with its own seal and with the config of the run's attempt,
+the journal line by line with its checksums and the places that it names, run.json, the configs, the journal and the train log with one
+another (`daypoint.again.agreement`), the pointers with what is there, the uncommitted changes of each attempt with
+their hash in run.json, a packaged model with its manifest. Nothing is unpickled, nothing is repaired.
+One number: about a second a gibibyte, the time that SHA-256 takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import Any
+
+from daypoint.again import agreement
+from daypoint.base.errors import DaypointError
+from daypoint.record import journal, manifest, shelf
+from daypoint.record.catalog import StoredRun
+
+
+def verify_run(run: StoredRun) -> list[str]:
+    """What is wrong with a run, each problem in one line that names the file; empty if all is well."""
+    is_live = run.is_live  # asked first: what is read after the trainer's end is final
+    try:
+        return [
+            *_journal(run, is_live),
+            *agreement.configs(run.files, run.record),
+            *_checkpoints(run),
+            *_pointers(run),
+            *_diffs(run),
+            *_package(run),
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        return [f"{run.files.run}: not as daypoint writes it ({error!r}); restore it from a backup"]
+
+
+def _journal(run: StoredRun, is_live: bool) -> list[str]:
+    path = run.files.journal
+    try:
+        reading = journal.read(path)
+    except FileNotFoundError:
+        return [f"{path}: expected the journal, found nothing"]
+    problems = [f"{path}: {damage}" for damage in reading.damages]
+    if not problems:  # else it is known already that something is missing
+        problems += [f"{path}: {place}" for place in journal.misplaced(path)]
+        problems += agreement.attempts(run.files, run.record, reading.events)
+        if not is_live and not problems:
+            problems += agreement.log(run.files, reading.events)
+    if reading.torn_bytes and not is_live:
+        problems.append(f"{path}: the last line, {reading.torn_bytes} bytes, was never finished")
+    if run.files.spool.exists() and not is_live:
+        problems.append(
+            f"{run.files.spool}: batches that are not in the journal yet, since that cannot be written; "
+            "free some space, or make the directory writable, and look again"
+        )
+    return problems
+
+
+def _checkpoints(run: StoredRun) -> list[str]:
+    problems: list[str] = []
+    sha256 = run.record["config_sha256"]
+    configs = {attempt.get("config_sha256", sha256) for attempt in run.record["attempts"]}
+    for directory in run.checkpoints:
+        found = shelf.verify(directory)
+        card: dict[str, Any] = {}
+        with contextlib.suppress(DaypointError, OSError):
+            card = shelf.read_card(directory)
+        if not directory.exists():
+            continue  # thinned out meanwhile
+        problems += found
+        if not found and card and card["config_sha256"] not in configs:
+            problems.append(
+                f"{directory}: the card's hyperparameters are those of no attempt of this run; "
+                "the card or run.json was changed"
+            )
+    return problems
+
+
+def _pointers(run: StoredRun) -> list[str]:
+    problems: list[str] = []
+    for name in ("last", "best"):
+        path = run.files.pointer(name)
+        try:
+            target = run.pointer(name)
+        except (ValueError, KeyError, DaypointError):
+            problems.append(f"{path}: expected a pointer to a checkpoint, found something else")
+            continue
+        is_there = target is None or (run.files.checkpoints / target).is_dir()
+        if not is_there and run.pointer(name) == target:  # else it was moved meanwhile
+            problems.append(f"{path}: it points to {target}, which is not there")
+    return problems
+
+
+def _package(run: StoredRun) -> list[str]:
+    package = run.files.package
+    return manifest.problems(package) if package.exists() else []
+
+
+def _diffs(run: StoredRun) -> list[str]:
+    """The uncommitted changes of each attempt, against the hash that run.json has of them."""
+    problems: list[str] = []
+    for attempt in run.record["attempts"]:
+        path = run.files.uncommitted_diff(attempt["number"])
+        expected = (attempt.get("git") or {}).get("diff_sha256")
+        if expected is None:
+            continue
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            problems.append(f"{path}: expected the uncommitted changes of the code, found {error.strerror}")
+            continue
+        if found != expected:
+            problems.append(
+                f"{path}: the content has changed since it was written "
+                f"(SHA-256 {found[:12]}…, run.json says {expected[:12]}…)"
+            )
+    return problems
+
+
+def verified_bytes(run: StoredRun) -> int:
+    """How much there is to verify, for the report."""
+    size = 0
+    places = [(run.directory, "*"), *((path, "*") for path in run.checkpoints), (run.files.package, "**/*")]
+    for directory, pattern in places:
+        with contextlib.suppress(FileNotFoundError):  # thinned out meanwhile
+            size += sum(path.stat().st_size for path in directory.glob(pattern) if path.is_file())
+    return size

@@ -1,0 +1,71 @@
+"""Every exception daypoint raises on purpose. It knows nothing of the rest of the house.
+
+    DaypointError
+    ├── ScalarError (TypeError)         a value is not one real number: wrong shape, dtype or kind
+    ├── ConfigError (ValueError)        a setting is missing, misspelt, of the wrong type or cannot work
+    ├── AddressError (LookupError)      a day or run address names nothing, or more than one thing
+    ├── RunError (RuntimeError)         a run is used where it cannot be: closed, claimed, in a worker process
+    ├── JournalError (OSError)          a record could not be written whole (full disk, quota, I/O error)
+    ├── CheckpointError (RuntimeError)  a checkpoint cannot be written, found or trusted
+    ├── PackageError (RuntimeError)     a model cannot be made servable, or its package cannot be trusted
+    └── StoreError (RuntimeError)       the MLflow store cannot be used as it is
+
+A message says which item, what was expected, what was found and what to do, in that order.
+Each class also derives from the builtin that a careful caller would already catch.
+"""
+
+__all__ = [
+    "AddressError",
+    "CheckpointError",
+    "ConfigError",
+    "DaypointError",
+    "JournalError",
+    "PackageError",
+    "RunError",
+    "ScalarError",
+    "StoreError",
+]
+
+
+class DaypointError(Exception):
+    """Base of every error that daypoint raises on purpose."""
+
+
+class ScalarError(DaypointError, TypeError):
+    """A value that should have been one real number is not."""
+
+
+class ConfigError(DaypointError, ValueError):
+    """A setting is missing, misspelt, of the wrong type, or cannot work with another."""
+
+
+class AddressError(DaypointError, LookupError):
+    """An address names no run, or more than one."""
+
+    # LookupError is not KeyError: str() of it is the message, without quotes.
+
+
+class RunError(DaypointError, RuntimeError):
+    """A run is used where it cannot be: after its end, in a worker process, in a claimed directory."""
+
+
+class JournalError(DaypointError, OSError):
+    """A record could not be written whole; the values of that call are not recorded."""
+
+
+class CheckpointError(DaypointError, RuntimeError):
+    """A checkpoint cannot be written, found or trusted."""
+
+
+class PackageError(DaypointError, RuntimeError):
+    """A model cannot be made servable, or what was made cannot be trusted."""
+
+
+class StoreError(DaypointError, RuntimeError):
+    """The MLflow store cannot be used as it is."""
+
+
+for _name in __all__:
+    globals()[
+        _name
+    ].__module__ = "daypoint"  # where users import them from, so that a traceback says `daypoint.ScalarError`

@@ -1,0 +1,295 @@
+"""Checkpoints: saved whole or not at all, loaded only when they are what their card says. Nothing is unpickled.
+
+A checkpoint is a directory `checkpoints/step000300/` with the weights, the training state and the identity card.
+It is written under a name that nobody reads, every file is brought to the disk, and then one rename makes it a
+checkpoint. So at any instant, power cuts and full disks included, there are only whole checkpoints and `.tmp`
+leftovers, which the next save removes (a run has one writer, the one that holds its journal).
+
+What stands on the shelf is known to `daypoint.record.shelf`, whose functions can be had here too. torch is imported
+only to save and to load. One number: a small checkpoint takes 4 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from daypoint.base import files as disk
+from daypoint.base.day import CheckpointFiles, RunFiles
+from daypoint.base.errors import CheckpointError
+from daypoint.record import identity
+from daypoint.record.shelf import (
+    Found,
+    best,
+    history,
+    latest,
+    move_pointers,
+    prune,
+    read_card,
+    trusted_card,
+    verify,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from daypoint.checkpoints.packing import Spare
+    from daypoint.checkpoints.snapshot import Snapshot
+
+__all__ = [
+    "Found",
+    "State",
+    "best",
+    "history",
+    "latest",
+    "load_weights",
+    "prune",
+    "read_card",
+    "restore",
+    "save",
+    "take",
+    "verify",
+    "write",
+]
+
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a restored training stands.
+
+    Attributes:
+        step: steps done.
+        epoch: the epoch at the time of saving.
+        extra: as it was given to `save`.
+        card: the identity card; `identity.reference(state.card)` is the `parent` of what is saved next.
+        overridden: settings that the optimizer was built with and the checkpoint replaced: (built, restored).
+        notes: what could not be restored, in words.
+    """
+
+    step: int
+    epoch: int | None
+    extra: dict[str, Any] | None
+    card: dict[str, Any]
+    overridden: dict[str, tuple[Any, Any]]
+    notes: list[str]
+
+
+# ---------------------------------------------------------------- saving
+
+
+def save(files: RunFiles, **what: Any) -> Path:
+    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
+
+    The same step saved again (a resumed run redoes steps) replaces the old one, in one system call where the
+    file system can exchange two directories.
+
+    Args:
+        what: as for `take`.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        CheckpointError: something in it cannot be stored, or the disk did not take it; earlier checkpoints
+            are whole.
+    """
+    return write(files, *take(**what, copy=False))
+
+
+def take(
+    *,
+    step: int,
+    epoch: int | None,
+    record: Mapping[str, Any],
+    attempt: int,
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, bool | int | float] | None = None,
+    parent: Mapping[str, Any] | None = None,
+    gradients: bool = False,
+    copy: bool = True,
+    spare: Spare | None = None,
+) -> tuple[Snapshot, dict[str, Any]]:
+    """The first half of `save`: what a checkpoint of this moment holds, for `write`.
+
+    Args:
+        step: steps done.
+        record: the run's run.json.
+        optimizer, scheduler, scaler: whatever has a `state_dict` of plain data.
+        extra: more plain data and tensors, see `packing.pack`.
+        metrics: Python numbers by name; those of `record["monitor"]` decide which checkpoint is the best.
+        parent: `identity.reference` of the checkpoint that this training went on from.
+        gradients: keep the gradients too, for a step in the middle of an accumulation.
+        copy: False when it is written before training goes on.
+        spare: of an earlier snapshot, to be used again.
+
+    Returns:
+        The snapshot, and the card that will be sealed when the files are there.
+
+    Raises:
+        CheckpointError: something in it cannot be stored; names it.
+    """
+    from daypoint.checkpoints import snapshot
+
+    taken = snapshot.take(
+        model, optimizer, scheduler, scaler, extra, gradients=gradients, copy=copy, spare=spare
+    )
+    card = identity.make_card(
+        record,
+        step=step,
+        epoch=epoch,
+        attempt=attempt,
+        metrics=metrics or {},
+        parent=parent,
+        device=taken.device,
+    )
+    return taken, card
+
+
+def write(files: RunFiles, taken: Snapshot, card: Mapping[str, Any]) -> Path:
+    """The second half of `save`, which touches nothing of the live training and may run in another thread.
+
+    Returns and raises as `save`.
+    """
+    from daypoint.checkpoints import tensorfile
+
+    target = files.checkpoint(card["step"])
+    temporary = files.checkpoints / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    inside = CheckpointFiles(temporary, files.day)
+    try:
+        _prepare(files)
+        temporary.mkdir()
+        listed = {
+            inside.weights.name: tensorfile.write_tensors(inside.weights, taken.weights, taken.metadata),
+            inside.state_tensors.name: tensorfile.write_tensors(inside.state_tensors, taken.tensors, {}),
+            inside.state.name: tensorfile.write_bytes(inside.state, [orjson.dumps(taken.document)]),
+        }
+        tensorfile.write_bytes(inside.card, [identity.seal(card, listed)])
+        disk.sync_directory(temporary)
+        _commit(temporary, target)
+        disk.sync_directory(files.checkpoints)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: cannot write the checkpoint: {error.strerror or error}; "
+            "earlier checkpoints are whole, free some space and save again"
+        ) from error
+    except TypeError as error:
+        raise CheckpointError(f"{target}: the card can hold plain data only: {error}") from error
+    finally:
+        # After the commit this is the checkpoint that was replaced, if any; after an error, what was written.
+        shutil.rmtree(temporary, ignore_errors=True)
+    move_pointers(files)
+    return target
+
+
+def _prepare(files: RunFiles) -> None:
+    """The directory for checkpoints, without what killed writers have left in it."""
+    if not files.checkpoints.is_dir():
+        files.checkpoints.mkdir(parents=True, exist_ok=True)
+        disk.sync_directory(files.directory)
+    for leftover in files.checkpoints.glob(".*.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def _commit(temporary: Path, target: Path) -> None:
+    try:
+        os.rename(temporary, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _exchange(temporary, target):
+            # Only here, where directories cannot be exchanged, a crash between the two loses this one step.
+            aside = temporary.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+            os.rename(target, aside)
+            os.rename(temporary, target)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two directories in one step. False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    return renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load_weights(directory: Path, model: torch.nn.Module, *, full_verify: bool = False) -> dict[str, Any]:
+    """Load a checkpoint's weights into a model, wrapped or not; names, shapes and dtypes have to be the same.
+
+    Args:
+        full_verify: check the content of the files before, not only their sizes.
+
+    Returns:
+        The identity card.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or does not fit; the model is unchanged.
+    """
+    from daypoint.checkpoints import snapshot, tensorfile
+
+    card = trusted_card(directory, full=full_verify)
+    path = CheckpointFiles(directory, card["day"]).weights
+    weights, metadata = tensorfile.read_tensors(path)
+    snapshot.put_weights(model, weights, metadata, str(path))
+    return card
+
+
+def restore(
+    directory: Path,
+    *,
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    full_verify: bool = False,
+) -> State:
+    """Put a training back to where the checkpoint was taken, all random number generators included.
+
+    Args:
+        model, optimizer, scheduler, scaler: built anew from the same config; None is left out.
+        full_verify: check the content of the files before, not only their sizes.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or holds something else than these objects.
+    """
+    from daypoint.checkpoints import snapshot, tensorfile
+
+    card = trusted_card(directory, full=full_verify)
+    paths = CheckpointFiles(directory, card["day"])
+    weights, metadata = tensorfile.read_tensors(paths.weights)
+    tensors, _ = tensorfile.read_tensors(paths.state_tensors)
+    try:
+        document = orjson.loads(paths.state.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{paths.state}: expected strict JSON: {error}") from error
+    put = snapshot.put_back(
+        snapshot.Snapshot(weights, metadata, tensors, document),
+        str(directory),
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+    )
+    return State(card["step"], card["epoch"], put.extra, card, put.overridden, put.notes)

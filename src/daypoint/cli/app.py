@@ -1,0 +1,328 @@
+"""The command `daypoint`: reads the command line and prints. What is printed is made elsewhere.
+
+Exit codes: 0 done, 1 the thing asked for cannot be had (the message says why), 2 the command line is wrong.
+Each command imports what it needs inside itself, so `daypoint --help` is quick. One number: 0.1 s of processor time before a
+command begins, half of it typer.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daypoint.base import day
+from daypoint.cli import drawing, reading
+from daypoint.cli.options import Outputs, counted
+
+if TYPE_CHECKING:
+    from daypoint.models.publish import Published
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=(
+        "Runs filed under their day. An ADDRESS is a day (20260328, today), a range of days (20260301..20260328, "
+        "'last 7 days'), a run (20260328/1415), a sweep (20260328/sweep-1502), last, a path, or a run uid.\n\n"
+        "Exit codes: 0 done, 1 what was asked for cannot be had, 2 the command line is wrong."
+    ),
+)
+
+
+def main() -> None:
+    """Run the command line; an error of daypoint's own is one message and exit code 1."""
+    from daypoint.base.errors import DaypointError
+
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows another one
+        if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
+    try:
+        app(prog_name="daypoint")
+    except DaypointError as error:
+        print(f"error: {_said(error)}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:  # `daypoint ls | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _said(error: Exception) -> str:
+    """What an error says, with the option for what is an argument in Python."""
+    return str(error).replace('experiment="NAME"', "--experiment NAME")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"daypoint {version('daypoint')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (reading.ls, reading.show, reading.compare, reading.trend):
+    app.command()(command)
+
+
+@app.command()
+def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], outputs: Outputs = None) -> None:
+    """Check every file of a run, or of a day's runs, against what it should be. Exit code 1 if anything is wrong.
+
+    \b
+    Example: daypoint verify 20260328
+    """
+    from daypoint.again.verify import verified_bytes, verify_run
+    from daypoint.record import catalog
+
+    where, unreadable = day.outputs_directory(outputs), []
+    wrong = 0
+    found = catalog.directories(address, where) or [run.directory for run in catalog.find(address, where)]
+    for run in catalog.each(found, where, unreadable):
+        problems = verify_run(run)
+        wrong += len(problems)
+        size = f"{counted(len(run.checkpoints), 'checkpoint')}, {verified_bytes(run) / 1e6:.1f} MB"
+        print(f"{run.address}  {counted(len(problems), 'problem') if problems else 'ok'}  ({size})")
+        for problem in problems:
+            print(f"  {problem}")
+    for complaint in unreadable:
+        print(complaint)
+    if wrong or unreadable:
+        raise typer.Exit(1)
+
+
+Experiment = Annotated[str | None, typer.Option(help="Which experiment's model, of a day that has several.")]
+
+
+@app.command()
+def reproduce(
+    address: Annotated[str, typer.Argument(help="Which run; of a day or a sweep, the run of its model.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What to change in the recorded config all the same, such as trainer.device=cpu."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End after so many batches, and compare these.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="A metric to leave out, such as one that measures time; repeatable."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run nothing: compare with this run.")
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="The script to run; by default the one that made the run.")
+    ] = None,
+    experiment: Experiment = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The result as JSON on stdout, all else on stderr.")
+    ] = False,
+    outputs: Outputs = None,
+) -> None:
+    """Run a recorded training again, with its recorded config, as a new run, and compare every value of every batch.
+
+    Exit code: 0 identical, 1 different, 2 it could not be run.
+
+    \b
+    Example: daypoint reproduce 20260328/1415 --steps 100
+    """
+    from daypoint.again import equality, frozen
+    from daypoint.again import reproduce as again
+    from daypoint.again import script as scripts
+    from daypoint.base import files
+    from daypoint.base.errors import DaypointError
+    from daypoint.record import catalog
+
+    where = day.outputs_directory(outputs)
+    told = sys.stderr if as_json else sys.stdout
+    try:
+        planned = again.plan(again.find(address, where, experiment), steps)
+        original, caution = planned.run, []
+        if against is not None:
+            if overrides or script:
+                raise typer.BadParameter("--against runs nothing: leave the script and the overrides out")
+            made = catalog.find_one(against, where)
+        else:
+            found = scripts.find(original, where, script)
+            caution = again.warnings(original, found, where)
+            for line in caution:
+                print(f"warning: {line}", file=sys.stderr)
+            cfg = frozen.freeze(original, planned.config, found, where, overrides or ())
+            print(f"reproducing {original.address} with {found}", file=told, flush=True)
+            made = again.run_again(
+                planned, found, cfg, where, overrides or (), sys.stderr if as_json else None
+            )
+        result = again.compare(planned, made, ignore or ())
+    except DaypointError as error:
+        print(f"error: {_said(error)}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        limits = {"batches_asked": planned.batches, "because": planned.why, "warnings": caution}
+        document = {"original": original.address, "run": made.address, **limits, **result.to_dict()}
+        sys.stdout.write(files.dumps(document).decode())
+    else:
+        print(f"\n{original.address} and {made.address}")
+        if planned.batches is not None:
+            print(f"compared: the first {planned.batches} batches ({planned.why})")
+        if made.status != "FINISHED":
+            print(f"the other run was {made.status} after {made.steps} steps")
+        for line in equality.report(result):
+            print(line)
+    raise typer.Exit(0 if result.identical else 1)
+
+
+@app.command()
+def sync(
+    addresses: Annotated[list[str] | None, typer.Argument(help="Days or runs.")] = None,
+    all_runs: Annotated[bool, typer.Option("--all", help="Every run in the outputs directory.")] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Put the project's SQLite store aside and make it anew from --all."),
+    ] = False,
+    uri: Annotated[
+        str | None, typer.Option(help="Another MLflow store than the one each run was made for.")
+    ] = None,
+    outputs: Outputs = None,
+) -> None:
+    """Send to MLflow what is not there yet; any number of times.
+
+    \b
+    Example: daypoint sync today
+    """
+    from daypoint.record import catalog
+    from daypoint.tracking import store
+    from daypoint.tracking import sync as sending
+
+    where = day.outputs_directory(outputs)
+    if rebuild and addresses:
+        raise typer.BadParameter("--rebuild is for all runs; leave the ADDRESS out")
+    if not rebuild and bool(addresses) == all_runs:
+        raise typer.BadParameter("say which runs: an ADDRESS, or --all")
+    root = day.project_root(Path.cwd())
+    if rebuild:
+        if live := [run.address for run in catalog.list_runs(where)[0] if run.is_live]:
+            raise typer.BadParameter(f"--rebuild: {', '.join(live)} is being trained now; wait for its end")
+        target = store.tracking_uri(uri, root)
+        if (aside := store.put_aside(target)) is not None:
+            print(f"the store as it was: {aside}")
+        uri = target
+    if rebuild:
+        runs, _ = catalog.list_runs(where)
+        directories = [
+            run.directory for run in runs if sending.store_of(run.directory, run.record)[0] == target
+        ]
+    elif all_runs:
+        directories = day.run_directories(where)
+    else:
+        directories = [run.directory for address in addresses or () for run in catalog.find(address, where)]
+    report = sending.sync(directories, uri=store.tracking_uri(uri, root) if uri else None)
+    for line in report.lines:
+        print(line)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+Store = Annotated[str | None, typer.Option(help="Another MLflow store than the one the run was made for.")]
+
+
+@app.command()
+def package(
+    address: Annotated[str, typer.Argument(help="A day, a run, or the path of a checkpoint.")],
+    example: Annotated[
+        Path | None,
+        typer.Option(help="A .npy file with inputs [batch, …], for a config without data.input_shape."),
+    ] = None,
+    experiment: Experiment = None,
+    uri: Store = None,
+    outputs: Outputs = None,
+) -> None:
+    """Make the best checkpoint an MLflow model, and the day's one servable as models:/EXPERIMENT@DAY. Of a day with
+    several experiments the model of each; exit code 0 if at least one could be packaged.
+
+    \b
+    Example: daypoint package 20260328
+    """
+    from daypoint.models.publish import publish
+
+    where = day.outputs_directory(outputs)
+    _find_modules_of(where)
+    found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
+    for complaint in found.complaints:
+        print(f"warning: not packaged: {complaint}", file=sys.stderr)
+    _show(found.published)
+
+
+@app.command()
+def promote(
+    address: Annotated[str, typer.Argument(help="A run, or the path of a checkpoint.")],
+    experiment: Experiment = None,
+    uri: Store = None,
+    outputs: Outputs = None,
+) -> None:
+    """Make a run's checkpoint the model of its day, whatever the others measured.
+
+    \b
+    Example: daypoint promote 20260328/1415
+    """
+    from daypoint.models.publish import promote
+
+    where = day.outputs_directory(outputs)
+    _find_modules_of(where)
+    _show([promote(address, where, experiment=experiment, uri=_absolute_store(uri))])
+
+
+def _show(found: list[Published]) -> None:
+    print("\n\n".join("\n".join(published.lines) for published in found))
+    missing = [published.complaint for published in found if published.uri and not published.registered]
+    for complaint in missing:
+        print(f"error: {complaint}", file=sys.stderr)
+    if missing:
+        raise typer.Exit(1)
+
+
+def _find_modules_of(outputs: Path) -> None:
+    """Let a `_target_` be a module beside train.py, as it was for the training; last, so that it hides nothing."""
+
+    sys.path.append(str(day.project_root(outputs)))
+
+
+def _absolute_store(uri: str | None) -> str | None:
+    from daypoint.tracking import store
+
+    return store.tracking_uri(uri, day.project_root(Path.cwd())) if uri else None
+
+
+@app.command()
+def ui(
+    days: Annotated[list[str] | None, typer.Argument(help="Days whose runs to show; by default all.")] = None,
+    port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
+    uri: Annotated[str | None, typer.Option(help="The MLflow store; by default the project's own.")] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Serve MLflow's pages on the project's store, until Ctrl-C.
+
+    \b
+    Example: daypoint ui today yesterday --open
+    """
+    from daypoint.tracking import store
+    from daypoint.tracking.ui import serve
+
+    root = day.project_root(Path.cwd())
+    tags = [day.parse_day(text) for text in days or ()]
+    raise typer.Exit(serve(store.tracking_uri(uri, root), root, port, tags, open_browser))
+
+
+app.command()(drawing.plot)

@@ -1,0 +1,105 @@
+"""What several commands of the command line share: their options, and how they print.
+
+One number: nothing here is imported before a command needs it, so it adds a millisecond to each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daypoint.base import day
+
+if TYPE_CHECKING:
+    from daypoint.base.tables import Table
+
+Outputs = Annotated[
+    Path | None,
+    typer.Option(
+        help="The outputs directory; by default the one of the project you stand in.",
+        envvar="DAYPOINT_OUTPUTS",
+    ),
+]
+
+
+def _query(text: str | None) -> str | None:
+    from daypoint.base.errors import ConfigError
+    from daypoint.reading import grammar
+
+    try:
+        if text is not None:
+            grammar.parse(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        callback=_query,
+        help="Which runs, such as 'optimizer.lr>=0.01 and val/accuracy>0.9 and status=finished'.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="As CSV, with every digit.")]
+
+
+def complete_address(incomplete: str) -> list[str]:
+    """What the shell may put in for the beginning of an ADDRESS: days, then the runs of a day."""
+    from daypoint.base.errors import AddressError
+
+    there = day.outputs_directory()
+    tag, slash, _ = incomplete.partition("/")
+    if not slash:
+        days = (*sorted(path.name for path in there.glob("[0-9]" * 8)), "today", "yesterday", "last")
+        return [name for name in days if name.startswith(incomplete)]
+    try:
+        runs = day.run_directories(there, base := day.parse_day(tag))
+    except AddressError:
+        return []
+    addresses = [f"{tag}/{run.relative_to(there / base).as_posix()}" for run in runs]
+    return [address for address in addresses if address.startswith(incomplete)]
+
+
+def print_table(table: Table, as_csv: bool) -> None:
+    from daypoint.base import tables
+
+    if as_csv:
+        sys.stdout.write(tables.as_csv(table))
+    else:
+        print(tables.text(table, colours=tables.has_colours(sys.stdout)))
+
+
+def print_json(rows: Iterable[dict[str, Any]]) -> None:
+    from daypoint.base import tables
+
+    for piece in tables.as_json(rows):
+        sys.stdout.write(piece)
+
+
+def warn(complaints: Iterable[str]) -> None:
+    for complaint in complaints:
+        print(f"warning: {complaint}", file=sys.stderr)
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def one_form(**given: bool) -> None:
+    if sum(given.values()) > 1:
+        raise typer.BadParameter(f"expected one of {', '.join(f'--{name}' for name in given)}")
+
+
+def write(path: Path, text: str) -> None:
+    from daypoint.base.errors import RunError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,202 @@
+"""The picture of a sweep: what each job was worth, over the values that were tried.
+
+Jobs that differ in nothing but a seed are also drawn as one point with their mean and sample standard
+deviation. Every job stands where its value is, also where several stand on one another. It is drawn from the manifest (`daypoint.record.sweep`) alone. One number: 0.3 s for 100 jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from daypoint.plots.canvas import PALETTE, figure_at, legend, nothing, plain, set_log
+from daypoint.record import sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_PANELS = 12
+_PANELS_IN_A_ROW = 3
+_DECADES = 1.5
+"""Positive values that lie so far apart get a logarithmic axis."""
+_FEW_VALUES = 6
+"""So many are ticks themselves."""
+_MARGIN = 0.12
+
+
+@dataclass
+class _Job:
+    number: int
+    values: dict[str, str]
+    """Of each key that was swept, as the command line has them."""
+    worth: float
+
+
+@dataclass
+class _Axis:
+    """How the values of one key lie beside one another."""
+
+    key: str
+    places: dict[str, float] = field(default_factory=dict)
+    is_number: bool = False
+    is_log: bool = False
+
+
+def draw_sweep(manifest: Mapping[str, Any], path: Path) -> None:
+    """Draw the objective of each job over each hyperparameter that was swept.
+
+    Args:
+        manifest: the content of sweep.json.
+        path: a file that ends in .png, .svg or .pdf; replaced.
+
+    Raises:
+        ConfigError: another ending, or matplotlib is not installed.
+    """
+    jobs, without = _jobs(manifest)
+    seeds = [key for key in manifest["space"] if sweep.is_seed(key)]
+    keys = [key for key in manifest["space"] if key not in seeds] or seeds or ["job"]
+    shown = keys[:MOST_PANELS]
+    rows = -(-len(shown) // _PANELS_IN_A_ROW)
+    across = min(len(shown), _PANELS_IN_A_ROW)
+    metric, mode = _objective(manifest)
+    best = sweep.all_best(manifest)
+    with figure_at(path, 1.1 + 3.3 * rows) as figure:
+        total = len(manifest["jobs"])
+        what = f"sweep of {', '.join(manifest['space'])}" if manifest["space"] else "sweep"
+        heading = f"{manifest['started'][:10].replace('-', '')}  {what}: {total} jobs"
+        figure.suptitle(plain(heading, 110), fontsize=11, x=0.01, ha="left")
+        panels = figure.subplots(rows, across, sharey=True, squeeze=False)
+        entries: dict[str, Any] = {}
+        for i, axes in enumerate(panels.ravel()):
+            if i < len(shown):
+                _draw_panel(axes, shown[i], jobs, set(seeds) - {shown[i]}, best, entries)
+            else:
+                axes.set_axis_off()
+        for axes in panels[:, 0]:
+            axes.set_ylabel(plain(metric, 40) + (f" ({mode} is best)" if mode else ""))
+        words = [f"{count} {status.lower()}" for status, count in without.items()]
+        if words:
+            entries[f"no value: {', '.join(words)}"] = nothing()
+        if len(keys) > len(shown):
+            entries[f"{len(keys) - len(shown)} more hyperparameters are not shown"] = nothing()
+        legend(figure, entries)
+
+
+def _jobs(manifest: Mapping[str, Any]) -> tuple[list[_Job], dict[str, int]]:
+    """The jobs with a finite value, and how many others there are of each kind."""
+    jobs, without = [], {}
+    for number, job in sweep.jobs_of(manifest):
+        worth = job.get("value")
+        if job["status"] in sweep.DONE and isinstance(worth, int | float) and math.isfinite(worth):
+            pairs = (text.lstrip("+").partition("=") for text in sweep.varying(job["overrides"], manifest))
+            values = {key: value for key, _, value in pairs}
+            jobs.append(_Job(number, {"job": str(number), **values}, float(worth)))
+        else:
+            kind = "not finite" if job["status"] in sweep.DONE and worth is not None else job["status"]
+            without[kind] = without.get(kind, 0) + 1
+    return jobs, without
+
+
+def _objective(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    for _, job in reversed(sweep.jobs_of(manifest)):
+        if job.get("metric"):
+            return job["metric"], job.get("mode") or ""
+    return "value", ""
+
+
+def _draw_panel(
+    axes: Axes,
+    key: str,
+    jobs: list[_Job],
+    seeds: set[str],
+    best: list[int],
+    entries: dict[str, Any],
+) -> None:
+    jobs = [job for job in jobs if key in job.values]
+    axis = _axis(key, [job.values[key] for job in jobs])
+    axes.set_xlabel(plain(key, 50))
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.ticklabel_format(axis="y", useOffset=False)
+    if not jobs:
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, "no values yet", transform=axes.transAxes, ha="center", va="center", color="0.4")
+        return
+    groups: dict[tuple[tuple[str, str], ...], list[_Job]] = {}
+    for job in jobs:
+        alike = tuple((k, v) for k, v in job.values.items() if k not in seeds and k != "job")
+        groups.setdefault(alike if seeds else (("job", job.values["job"]),), []).append(job)
+    if sweep.is_seed(key) and len(jobs) > 1:
+        worths = [job.worth for job in jobs]
+        mean, deviation = statistics.fmean(worths), statistics.stdev(worths)
+        band = axes.axhspan(mean - deviation, mean + deviation, color=PALETTE[1], alpha=0.12, linewidth=0)
+        axes.axhline(mean, color=PALETTE[1], linewidth=1.2)
+        entries.setdefault(f"over {len(jobs)} seeds: {mean:.4g} ± {deviation:.2g}", band)
+    at = Counter((axis.places[job.values[key]], job.worth) for job in jobs)
+    for group in groups.values():
+        x = axis.places[group[0].values[key]]
+        if len(group) > 1:
+            worths = [job.worth for job in group]
+            mean, deviation = statistics.fmean(worths), statistics.stdev(worths)
+            look = {
+                "color": PALETTE[1],
+                "markerfacecolor": "none",
+                "markersize": 7,
+                "capsize": 4,
+                "zorder": 3.0,
+            }
+            bars = axes.errorbar([x], [mean], [deviation], fmt="s", **look)
+            entries.setdefault("mean ± standard deviation over seeds", bars)
+        worths = [job.worth for job in group]
+        dots = axes.plot([x] * len(group), worths, "o", color=PALETTE[0], alpha=0.55, zorder=2.0)
+        entries.setdefault("one job", dots[0])
+    if several := [place for place, count in at.items() if count > 1]:
+        ring = {"markersize": 17, "markerfacecolor": "none", "color": PALETTE[0], "zorder": 5.0}
+        rings = axes.plot(*zip(*several, strict=True), "o", **ring)
+        entries.setdefault("several jobs at one place", rings[0])
+    if first := [job for job in jobs if job.number in best]:
+        style = {"markersize": 15, "markeredgecolor": "white", "markeredgewidth": 1.0}
+        places, worths = [axis.places[job.values[key]] for job in first], [job.worth for job in first]
+        stars = axes.plot(places, worths, "*", color=PALETTE[2], zorder=4.0, **style)
+        numbers = plain(", ".join(str(job.number) for job in first), 40)
+        entries.setdefault(f"best: {worths[0]:.4g} (job{'s' * (len(first) > 1)} {numbers})", stars[0])
+    _mark_values(axes, axis)
+
+
+def _axis(key: str, texts: list[str]) -> _Axis:
+    """Numbers lie where they are, anything else, and seeds, in the order in which it came."""
+    unique = list(dict.fromkeys(texts))
+    try:
+        numbers = [float(text) for text in unique]
+    except ValueError:
+        numbers = [math.nan]
+    if sweep.is_seed(key) or not all(abs(number) < 1e300 for number in numbers):
+        return _Axis(key, {text: float(i) for i, text in enumerate(unique)})
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    is_log = low > 0 and math.log10(high) - math.log10(low) >= _DECADES
+    return _Axis(key, dict(zip(unique, numbers, strict=True)), True, is_log)
+
+
+def _mark_values(axes: Axes, axis: _Axis) -> None:
+    places = list(axis.places.values())
+    if not axis.is_number:
+        longest = min(16, max(map(len, axis.places)))
+        names = [plain(text, 16) for text in axis.places]
+        slant = {"rotation": 30, "ha": "right"} if longest * len(names) > 36 else {}
+        axes.set_xticks(places, names, **slant)
+        axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+        return
+    low, high = min(places), max(places)
+    if axis.is_log:
+        set_log(axes.xaxis)
+        axes.set_xlim(low * (low / high) ** _MARGIN, high * (high / low) ** _MARGIN)
+    else:
+        margin = _MARGIN * (high - low) or max(abs(low) * 0.1, 0.5)
+        axes.set_xlim(low - margin, high + margin)
+    if len(places) <= _FEW_VALUES:  # the values themselves are the best ticks
+        axes.set_xticks(places, [plain(text, 12) for text in axis.places])
+        axes.tick_params(axis="x", which="minor", length=0)

@@ -1,0 +1,258 @@
+"""Frames: runs, and the batches of one run, as pandas tables with real types.
+
+    daypoint.runs(since="last 7 days", where="optimizer.lr>=0.01")     one row a run
+    daypoint.points("20260328/1415")                                   one row a batch
+
+Column names are the names of queries (`daypoint.reading.facts`): `status`, `git.commit`, `config.optimizer.lr`, `val/accuracy` (its last
+value), `best(val/accuracy)`. What a run has not is missing; numbers stay numbers, whole ones too, and booleans booleans.
+It imports neither torch nor mlflow. One number: a million batches of three metrics in 4 s, holding only the columns.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from daypoint.base import day
+from daypoint.base.errors import AddressError, RunError
+from daypoint.reading.facts import FACTS, RunFacts
+from daypoint.reading.grammar import parse
+from daypoint.reading.query import Name, names
+from daypoint.reading.selection import Names, bind, select
+from daypoint.record import catalog, journal, ranges
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TIMES = ("started",)
+
+
+def runs(
+    since: str | date | None = None,
+    until: str | date | None = None,
+    where: str | None = None,
+    outputs: str | os.PathLike[str] | None = None,
+) -> pd.DataFrame:
+    """One row a run, oldest first.
+
+    Args:
+        since: the first day (`20260301`, `yesterday`, a date), or an address or range (`20260328/sweep-1502`, `last 7 days`).
+        until: the last day, included.
+        where: a query, such as `optimizer.lr >= 0.01 and status = finished`; see `daypoint.reading.query`.
+        outputs: the outputs directory; by default $DAYPOINT_OUTPUTS, else that of the project you stand in.
+
+    Returns:
+        Facts by their names, `started` in UTC; then `tags.…`, `config.…` for every hyperparameter, and for every metric its
+        last value under its own name and `best(…)`. A list of hyperparameters is a list. Runs that cannot be read are left out,
+        and named by a warning.
+
+    Raises:
+        AddressError: since or until is no day, or names nothing.
+        ConfigError: the query is none, or no run has a name in it.
+    """
+    import warnings
+
+    there = day.outputs_directory(outputs)
+    condition = bind(parse(where)) if where else None
+    known = Names(names(condition) if condition else ())
+    complaints: list[str] = []
+    rows = list(
+        select(_directories(since, until, there), there, complaints, _row, where=condition, known=known)
+    )
+    known.check()
+    for complaint in complaints:
+        warnings.warn(complaint, stacklevel=2)
+    found = dict.fromkeys(
+        [*FACTS, *sorted({name for row in rows for name in row} - FACTS.keys(), key=_order)]
+    )
+    return _frame({name: [row.get(name) for row in rows] for name in found}, len(rows))
+
+
+def _directories(since: str | date | None, until: str | date | None, outputs: Path) -> list[Path]:
+    if isinstance(since, str) and until is None and _is_not_day(since):
+        return catalog.directories(since, outputs)
+    first, last = (_day(text, name) for text, name in ((since, "since"), (until, "until")))
+    return catalog.directories(f"{first}..{last}", outputs) if first or last else day.run_directories(outputs)
+
+
+def _is_not_day(text: str) -> bool:
+    try:
+        return ranges.parse(text) is not None or not day.parse_day(text)
+    except AddressError:
+        return True
+
+
+def _day(text: str | date | None, name: str) -> str:
+    if text is None:
+        return ""
+    if isinstance(text, date):
+        return day.tag(text)
+    try:
+        return day.parse_day(text)
+    except AddressError as error:
+        raise AddressError(f"{name}: {error}") from None
+
+
+def _row(of: RunFacts) -> dict[str, Any]:
+    row = {name: fact(of) for name, fact in FACTS.items()}
+    row |= {f"tags.{name}": value for name, value in (of.record.get("tags") or {}).items()}
+    row |= {f"config.{name}": value for name, value in of.config.items()}
+    for name in of.metrics:
+        summary = of.summary(name)
+        row[str(Name(name)) if name in FACTS else name] = summary.last
+        row[str(Name(name, "best"))] = summary.best
+    return row
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Tags, the config, then each metric beside its best value."""
+    place = 0 if name.startswith("tags.") else 1 if name.startswith("config.") else 2
+    return place, name.removeprefix("best(").removesuffix(")") + (" best" if name.startswith("best(") else "")
+
+
+def points(
+    address: str, metrics: Iterable[str] | None = None, outputs: str | os.PathLike[str] | None = None
+) -> pd.DataFrame:
+    """Every value of one run, as the journal has it: one row a batch, and one for each time that an epoch was measured.
+
+    Steps that a resumed run did again count once, as it did them last.
+
+    Args:
+        address: a run, such as `20260328/1415` or `last`.
+        metrics: only these, and the rows that have one of them.
+        outputs: as for `runs`.
+
+    Returns:
+        step; epoch (0-based; missing outside of epochs); time (UTC); kind, `batch` or `epoch`; and a column a metric: int64 or
+        boolean where all its values are, else float64, NaN where a row has none (or has NaN).
+
+    Raises:
+        AddressError: it names no run, or several.
+        RunError: the run has no journal, or no such metric.
+    """
+    run = catalog.find_one(address, day.outputs_directory(outputs))
+    wanted = None if metrics is None else dict.fromkeys([metrics] if isinstance(metrics, str) else metrics)
+    try:
+        rows = _Rows(journal.events(run.files.journal), wanted)
+    except FileNotFoundError:
+        raise RunError(f"{run.address}: expected {run.files.journal.name} in it, found none") from None
+    if wanted and (missing := wanted.keys() - rows.values.keys()):
+        there = ", ".join(rows.others) or "none"
+        raise RunError(f"{run.address}: metrics: expected {', '.join(sorted(missing))}, found {there}")
+    return rows.frame()
+
+
+class _Rows:
+    """The rows of a journal as columns of numbers, eight bytes a value."""
+
+    def __init__(self, events: Iterable[Mapping[str, Any]], wanted: Mapping[str, None] | None) -> None:
+        self.steps, self.epochs, self.times = array("q"), array("q"), array("q")
+        self.is_epoch = bytearray()
+        self.values: dict[str, tuple[array[int], array[float] | list[Any]]] = {}
+        self.others: dict[str, None] = {}
+        self.restarts: list[tuple[int, int]] = []
+        for event in events:
+            kind = event["event"]
+            if kind in ("batch", "epoch_metrics"):
+                self._add(event, wanted, kind == "epoch_metrics")
+            elif kind == "start" and event["attempt"] > 1:
+                self.restarts.append((len(self.steps), event["step"]))
+
+    def _add(self, event: Mapping[str, Any], wanted: Mapping[str, None] | None, is_epoch: bool) -> None:
+        metrics = event["metrics"]
+        if wanted is not None:
+            self.others.update(dict.fromkeys(metrics))
+            metrics = {name: value for name, value in metrics.items() if name in wanted}
+            if not metrics:
+                return
+        place = len(self.steps)
+        for name, value in metrics.items():
+            column = self.values.get(name)
+            if column is None:
+                column = self.values[name] = (array("q"), array("d"))
+            places, values = column
+            if (
+                type(value) is not float and type(values) is array
+            ):  # a whole number may be longer than a float is exact
+                values = list(values)
+                self.values[name] = (places, values)
+            places.append(place)
+            values.append(value)
+        self.steps.append(event["step"])
+        self.epochs.append(-1 if event["epoch"] is None else event["epoch"])
+        self.times.append(event["time"])
+        self.is_epoch.append(is_epoch)
+
+    def frame(self) -> pd.DataFrame:
+        import numpy as np
+        import pandas as pd
+
+        steps = np.frombuffer(self.steps, np.int64) if self.steps else np.empty(0, np.int64)
+        counts = np.ones(len(steps), bool)
+        for place, step in self.restarts:  # the rule of daypoint.replay.valid_events
+            counts[:place] &= steps[:place] < step
+        epochs = pd.Series(np.array(self.epochs, np.int64), dtype="Int64")
+        columns = {
+            "step": steps,
+            "epoch": epochs.mask(epochs < 0),
+            "time": pd.to_datetime(np.array(self.times, np.int64), unit="ms", utc=True),
+            "kind": pd.Categorical.from_codes(np.array(list(self.is_epoch), np.int8), ["batch", "epoch"]),
+        }
+        for name, (places, values) in self.values.items():
+            columns[name] = _spread(np.array(places, np.int64), values, len(steps))
+        return pd.DataFrame(columns)[counts].reset_index(drop=True)
+
+
+def _spread(places: Any, values: Any, length: int) -> Any:
+    """Values at their rows; NaN, or missing, elsewhere."""
+    import numpy as np
+    import pandas as pd
+
+    kinds = set(map(type, values)) if type(values) is list else {float}
+    if kinds == {float} or not kinds <= {bool, int} or kinds == {bool, int}:
+        column = np.full(length, np.nan)
+        column[places] = (
+            [float(v) for v in values] if type(values) is list else np.frombuffer(values, np.float64)
+        )
+        return column
+    whole = len(places) == length
+    if kinds == {int} and not all(-(2**63) <= value < 2**63 for value in values):
+        column = np.full(length, None, dtype=object)
+        column[places] = values
+        return column
+    series = pd.array(values, dtype="Int64" if kinds == {int} else "boolean")
+    if whole:
+        return series.astype("int64" if kinds == {int} else "bool")
+    return pd.Series(series, index=places).reindex(range(length)).array
+
+
+# ---------------------------------------------------------------- columns with real types
+
+
+def _frame(columns: dict[str, list[Any]], length: int) -> pd.DataFrame:
+    import pandas as pd
+
+    made = {name: _column(name, values) for name, values in columns.items()}
+    return pd.DataFrame(made, index=range(length))
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    import pandas as pd
+
+    if name in _TIMES:
+        return pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
+    kinds = {type(value) for value in values if value is not None}
+    gaps = any(value is None for value in values)
+    if kinds == {bool}:
+        return pd.array(values, dtype="boolean" if gaps else "bool")
+    if kinds == {int} and all(value is None or -(2**63) <= value < 2**63 for value in values):
+        return pd.array(values, dtype="Int64" if gaps else "int64")
+    if kinds and kinds <= {int, float} and float in kinds:
+        return pd.array(values, dtype="float64")
+    if kinds == {str}:
+        return pd.array(values, dtype="str")
+    return pd.Series(values, dtype=object)

@@ -1,0 +1,215 @@
+"""Showing one run: the page of `daypoint show`, as text for people and as plain data for programs.
+
+On the page epochs are counted from 1, as on the screen of the training; in the data from 0, as in the files. The page never reads
+weights; of checkpoints it reads the cards. One number: 4 ms for a run with two checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from daypoint.base import keys, tables
+from daypoint.base.day import CheckpointFiles
+from daypoint.base.errors import CheckpointError
+from daypoint.base.tables import Table
+from daypoint.reading.facts import RunFacts
+from daypoint.record import shelf
+from daypoint.record.catalog import StoredRun
+from daypoint.tracking import store
+
+
+def page(run: StoredRun, *, colours: bool = False, last_epochs: int | None = None) -> str:
+    """Everything about a run that a person may want to read.
+
+    Args:
+        colours: bold labels.
+        last_epochs: at most so many epochs and checkpoints; None for all.
+    """
+    bold = ("\x1b[1m", "\x1b[0m") if colours else ("", "")
+    lines = [
+        f"{bold[0]}{label:<12}{bold[1]}" + "\n".join(map(tables.clean, text.split("\n")))
+        for label, text in _head(run)
+    ]
+    parts = ["\n".join(lines)]
+    for title, table, more in _tables(run, last_epochs):
+        note = f"  ({more} more above)" if more else ""
+        parts.append(f"{bold[0]}{title}{bold[1]}{note}\n{tables.text(table, header=title != 'files')}")
+    settings = "\n".join(
+        f"  {tables.clean(key)} = {tables.clean(value)}"
+        for key, value in sorted(keys.flatten(run.record["config"]).items())
+        if run.record.get("sweep") or not key.startswith("sweep.")
+    )
+    return "\n\n".join([*parts, f"{bold[0]}hyperparameters{bold[1]}\n{settings}"])
+
+
+def _head(run: StoredRun) -> Iterator[tuple[str, str]]:
+    record, attempt, of = run.record, run.record["attempts"][-1], RunFacts(run)
+    yield "run", f"{run.address}  (uid {record['uid']})"
+    yield "name", record["name"]
+    yield "status", run.status + (" (now)" if run.is_live else "")
+    yield "directory", str(run.directory)
+    yield "started", f"{record['started']} on {record.get('host') or 'an unknown machine'}"
+    took = f"{of.seconds:.1f} s, " if of.seconds is not None else ""
+    yield "took", f"{took}{run.steps} step{'' if run.steps == 1 else 's'}"
+    if run.is_live and (now := _now(run)):
+        yield "now", now
+    if error := attempt.get("error"):
+        yield "error", f"{error.get('type')}: {error.get('message')}"
+    if sweep := record.get("sweep"):
+        yield "sweep", f"job {sweep.get('job')} of {of.sweep}"
+    if len(record["attempts"]) > 1:
+        yield "resumed", f"attempt {len(record['attempts'])}, from step {attempt.get('from_step')}"
+    if again := record.get("reproduces"):
+        yield "reproduces", f"{again.get('address')}  (uid {again.get('uid')})"
+    git = record.get("git") or {}
+    if git.get("commit"):
+        changes = (
+            f" with uncommitted changes (SHA-256 {str(git.get('diff_sha256'))[:12]}…)"
+            if git.get("dirty")
+            else ""
+        )
+        yield "git", f"{git['commit']}{changes}"
+    elif git.get("reason"):
+        yield "git", git["reason"]
+    if data := record.get("data"):
+        yield "data", f"{data.get('name')}, {data.get('rows')} rows, fingerprint {data.get('fingerprint')}"
+    yield "mlflow", _mlflow(record)
+    if attempt.get("overrides"):
+        yield "overrides", " ".join(attempt["overrides"])
+    if (card := best_card(run)) is not None:
+        measured = sorted(
+            card["metrics"].items(), key=lambda item: item[0] != of.monitor
+        )  # the monitored one first
+        numbers = "  ".join(f"{name} {tables.number(value)}" for name, value in measured)
+        where = f"step {card['step']}{_epoch_text(card.get('epoch'))}, weights SHA-256 {_weights(card)}"
+        yield "best" if run.pointer("best") else "last", f"{where}\n{'':<12}{numbers}".rstrip()
+
+
+def _now(run: StoredRun) -> str:
+    event = run.last_event or {}
+    metrics = "  ".join(
+        f"{name} {tables.number(value)}" for name, value in (event.get("metrics") or {}).items()
+    )
+    return f"step {run.steps}{_epoch_text(event.get('epoch'))}  {metrics}".rstrip()
+
+
+def _epoch_text(epoch: int | None) -> str:
+    return "" if epoch is None else f", epoch {epoch + 1}"
+
+
+def _mlflow(record: dict[str, Any]) -> str:
+    uri = record.get("tracking_uri")
+    if uri is None:
+        return "nowhere (tracking is off)"
+    where = f"experiment {record.get('experiment')} in {uri}"
+    found = store.page_of(uri, record["uid"])
+    return f"{where}\n{'':<12}{store.UI_ADDRESS}/{found} (while `daypoint ui` runs)" if found else where
+
+
+def _weights(card: dict[str, Any]) -> str:
+    name = CheckpointFiles(Path(), card["day"]).weights.name
+    return f"{(card['files'].get(name) or {}).get('sha256', 'unknown')[:16]}…"
+
+
+def best_card(run: StoredRun) -> dict[str, Any] | None:
+    """The card of the checkpoint that `best` points to, else of `last`; None if there is none that can be read."""
+    for name in ("best", "last"):
+        if target := run.pointer(name):
+            try:
+                return shelf.read_card(run.files.checkpoints / target)
+            except CheckpointError:
+                return None
+    return None
+
+
+def _tables(run: StoredRun, last: int | None) -> Iterator[tuple[str, Table, int]]:
+    """(title, table, rows left out at its top)."""
+    if run.epochs:
+        names = dict.fromkeys(name for epoch in run.epochs for name in (*epoch["stats"], *epoch["metrics"]))
+        rows = []
+        for epoch in run.epochs:
+            means = {name: of["mean"] for name, of in epoch["stats"].items()}
+            values = {**means, **epoch["metrics"]}
+            end = None if epoch.get("complete", True) else "left early"
+            rows.append([epoch["epoch"] + 1, epoch["steps"], *(values.get(name) for name in names), end])
+        yield _cut("epochs", Table(["epoch", "steps", *names, ""], rows), last)
+    if checkpoints := _checkpoints(run):
+        rows = [
+            [
+                one["name"],
+                one["step"],
+                None if one["epoch"] is None else one["epoch"] + 1,
+                size(one["bytes"]),
+                one["marks"],
+            ]
+            for one in checkpoints
+        ]
+        yield _cut("checkpoints", Table(["checkpoint", "step", "epoch", "size", ""], rows), last)
+    yield "files", Table(["file", "size"], [[name, size(count)] for name, count in _files(run)]), 0
+
+
+def _cut(title: str, table: Table, last: int | None) -> tuple[str, Table, int]:
+    more = max(len(table.rows) - last, 0) if last is not None else 0
+    shown = Table(table.columns, table.rows[more:])
+    return title, shown.without_empty(), more
+
+
+def _checkpoints(run: StoredRun) -> list[dict[str, Any]]:
+    targets = {name: run.pointer(name) for name in ("best", "last")}
+    found = []
+    for path in run.checkpoints:
+        try:
+            epoch = shelf.read_card(path).get("epoch")
+        except CheckpointError:
+            epoch = None  # `daypoint verify` says what is wrong with it
+        total = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+        marks = " ".join(name for name, target in targets.items() if target == path.name)
+        found.append(
+            {
+                "name": path.name,
+                "step": int(path.name[4:]),
+                "epoch": epoch,
+                "bytes": total,
+                "marks": marks or None,
+            }
+        )
+    return found
+
+
+def _files(run: StoredRun) -> list[tuple[str, int]]:
+    found = []
+    for path in sorted(run.directory.rglob("*")):
+        inside = path.relative_to(run.directory)
+        if path.is_file() and inside.parts[0] != run.files.checkpoints.name and not path.name.startswith("."):
+            found.append((str(inside), path.stat().st_size))
+    return found
+
+
+def size(count: int) -> str:
+    """A number of bytes as a person reads it."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def to_dict(run: StoredRun) -> dict[str, Any]:
+    """A run for programs: run.json as it is, with its status as found, epochs (0-based), checkpoints and files."""
+    checkpoints = [{**one, "marks": (one["marks"] or "").split()} for one in _checkpoints(run)]
+    return {
+        **run.record,
+        "address": run.address,
+        "directory": str(run.directory),
+        "status": run.status,
+        "is_live": run.is_live,
+        "steps": run.steps,
+        "epochs": run.epochs,
+        "checkpoints": checkpoints,
+        "best": best_card(run),
+        "files": [{"name": name, "bytes": count} for name, count in _files(run)],
+    }

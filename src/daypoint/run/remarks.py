@@ -1,0 +1,64 @@
+"""Remarks: what a person is told while a run goes, each thing once. One number: what is said already costs a look into a set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from daypoint.base.errors import RunError
+from daypoint.run.console import RunConsole
+
+
+class Remarks:
+    """What one run has said.
+
+    Args:
+        on_nonfinite: the policy, `record`, `warn` or `stop`.
+    """
+
+    def __init__(self, console: RunConsole, on_nonfinite: str) -> None:
+        self._console = console
+        self._on_nonfinite = on_nonfinite
+        self._said: set[str] = set()
+        self._gives_steps = False
+
+    def step(self, step: Any, done: int) -> None:
+        """A step was given with `step=`. Two batches at one step are one point in a chart, and a resume cannot tell them apart."""
+        self._gives_steps = True
+        if "step" not in self._said and type(step) is int and 0 <= step < done:
+            self._said.add("step")
+            self._console.warn(
+                f"step {step} comes after step {done - 1}: steps count over the whole run, not anew in every "
+                "epoch; leave step= out, or give the number of the batch in the run (said once)"
+            )
+
+    def split(self, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+        """What seems to be one batch was logged in two calls; the recorder says so once."""
+        if not self._gives_steps:
+            self._console.warn(
+                f"{', '.join(first)} and {', '.join(second)} are logged in turns, and each log is a step of its own: log what "
+                "belongs to one batch together, run.log(a=…, b=…), or give both the same step= (said once)"
+            )
+
+    def nonfinite(self, name: str, value: float, step: int) -> None:
+        """A value was NaN or infinite, and is recorded.
+
+        Raises:
+            RunError: the policy is to stop.
+        """
+        if self._on_nonfinite == "stop":
+            raise RunError(
+                f"{name}: {value} at step {step}, and tracking.on_nonfinite is stop; the value is recorded"
+            )
+        if self._on_nonfinite == "warn" and f"metric {name}" not in self._said:
+            self._said.add(f"metric {name}")
+            self._console.warn(
+                f"{name} is {value} at step {step}; recorded as it is (said once for each metric)"
+            )
+
+    def errors(self, texts: Iterable[str]) -> None:
+        """What went wrong on the way to MLflow."""
+        for text in texts:
+            if text not in self._said:
+                self._said.add(text)
+                self._console.warn(f"MLflow: {text}; training goes on, everything is in the journal")
