@@ -28,8 +28,10 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import tomllib
 from dataclasses import MISSING, dataclass, fields
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,11 @@ from daypoint.record import config
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-PAGES = [REPOSITORY / "README.md", *sorted(p for p in DOCS.rglob("*.md") if p.parent.name != "decisions")]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    *sorted(p for p in DOCS.rglob("*.md") if p.parent.name != "decisions"),
+]
 QUICK = {"scalars.md", "config.md"}
 """Pages that are run in less than ten seconds."""
 _BLOCK = re.compile(
@@ -152,8 +158,8 @@ def test_the_readme_is_short():
 
 def test_every_page_is_in_the_index():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    for page in PAGES[1:]:
-        if page.name != "README.md":
+    for page in PAGES:
+        if page.is_relative_to(DOCS) and page.name != "README.md":
             assert f"({page.relative_to(DOCS).as_posix()})" in index
 
 
@@ -442,6 +448,18 @@ def facts_text():
     return ", ".join(f"`{name}`" for name in FACTS) + "."
 
 
+def wings_text():
+    """The wings from top to bottom, as the contract has them, each with the first line of its docstring."""
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    lines = []
+    for wing in next(contract for contract in contracts if contract["id"] == "wings")["layers"]:
+        told = import_module(f"daypoint.{wing}").__doc__.split("\n")[0]
+        lines += ["      |", f" {wing:<13}{told}"]
+    return "\n".join(["```text", *lines[1:], "```"])
+
+
 API = [name for name in daypoint.__all__ if not name.endswith("Error")]
 GENERATED = {
     **{
@@ -453,6 +471,7 @@ GENERATED = {
     **{("cli.md", name): lambda name=name: command_text(name) for name in COMMANDS.commands},
     **{("api.md", name): lambda name=name: api_text(name) for name in API},
     ("api.md", "errors"): errors_text,
+    ("../architecture.md", "wings"): wings_text,
 }
 
 

@@ -1,4 +1,4 @@
-"""All that touches Hydra: config schemas, the dated output directory, overrides, and the jobs of a sweep.
+"""The Hydra integration: config schemas, the dated output directory, overrides, and the jobs of a sweep.
 
 Every other wing gets plain data and never imports hydra. Start with `app`.
 """

@@ -1,4 +1,4 @@
-"""The processes of a distributed job: which of how many this one is, how all agree, and how a signal ends them.
+"""The processes of a distributed job: rank and number of ranks, agreement between ranks, signals.
 
 It knows no run and no files. Start with `group`.
 """

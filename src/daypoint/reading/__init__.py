@@ -1,4 +1,4 @@
-"""Questions to run directories and their answers: `ls`, `show`, `compare`, `trend`, and the tables for pandas.
+"""Queries over run directories: `ls`, `show`, `compare`, `trend`, and tables for pandas.
 
 It reads files only; it changes nothing, asks no MLflow server and imports no torch. Start with `facts` (what can be asked of a
 run) and `selection` (the runs for which a query holds); each of the other modules makes one answer.
