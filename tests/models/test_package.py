@@ -332,9 +332,11 @@ class Restless(nn.Module):
 @pytest.fixture
 def own_class(root, monkeypatch):
     """Saves a run of a class of this file, with it allowed."""
-    (root / "pyproject.toml").write_text('[tool.daypoint]\nallow = ["test_packaging"]\n')
+    names = ["test_package.OfTwo", "test_package.Specialised", "test_package.Restless"]
+    (root / "pyproject.toml").write_text(f"[tool.daypoint]\nallow = {names}\n")
+    monkeypatch.setitem(sys.modules, "test_package", sys.modules[__name__])
     return lambda name: save(
-        root, {"_target_": f"test_packaging.{name}"}, config={"data": {"input_shape": [3]}}
+        root, {"_target_": f"test_package.{name}"}, config={"data": {"input_shape": [3]}}
     )
 
 

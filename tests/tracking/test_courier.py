@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -16,9 +17,10 @@ from projects import SUPPORT
 from waiting import until
 from written_runs import WrittenRun, stored_points, unused_port
 
+import daypoint
 from daypoint.record import identity
 from daypoint.tracking import store
-from daypoint.tracking.courier import Courier
+from daypoint.tracking.courier import Courier, _environment
 from daypoint.tracking.sync import sync
 
 # MLflow's use of SQLAlchemy, not ours.
@@ -85,10 +87,7 @@ def test_at_the_end_everything_is_there_and_its_place_is_known(courier, root):
     run.end()
     outcome = courier.close_run(run.directory, 60.0)
     assert (outcome.done, outcome.error, outcome.pending_rows) == (True, None, 0)
-    assert (
-        outcome.url
-        == f"#/experiments/{outcome.experiment_id}/runs/{outcome.run_id}?workflowType=machine_learning"
-    )
+    assert re.fullmatch(r"#/experiments/\d+/runs/[0-9a-f]{32}\?workflowType=machine_learning", outcome.url)
     assert status_of(run) == ["FINISHED"]
     assert arrived(run)
 
@@ -153,6 +152,13 @@ def test_importing_the_courier_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_courier_finds_this_package_and_none_of_its_wings_as_a_package_of_its_own():
+    script = "import daypoint, hydra, importlib.util; print(daypoint.__file__); print(importlib.util.find_spec('record'))"
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [daypoint.__file__, "None"]
+
+
 # ---------------------------------------------------------------- trouble
 
 
@@ -166,7 +172,7 @@ def test_a_dead_server_bounds_the_end_of_a_run_and_says_what_is_missing(courier,
     started = time.monotonic()
     outcome = courier.close_run(run.directory, 2.0, left.append)
     assert 1.9 < time.monotonic() - started < 3.5
-    assert (outcome.done, outcome.run_id, outcome.pending_rows) == (False, None, 102)
+    assert (outcome.done, outcome.url, outcome.pending_rows) == (False, None, 102)
     assert "Connection refused" in outcome.error
     assert len(left) == 1
     assert 0 < left[0] <= 1.0
@@ -192,8 +198,10 @@ def test_the_same_trouble_is_told_once(courier, root):
 def test_trouble_that_waiting_does_not_cure_is_not_waited_for(courier, root):
     first = WrittenRun(root)
     first.end()
-    report = sync([first.directory])
-    store.connect(first.uri).delete_experiment(report.runs[0].experiment_id)
+    sync([first.directory])
+    client = store.connect(first.uri)
+    experiment_id = client.get_experiment_by_name("digits").experiment_id
+    client.delete_experiment(experiment_id)
     run = WrittenRun(root)
     courier.add(run.directory)
     run.end()
@@ -201,7 +209,7 @@ def test_trouble_that_waiting_does_not_cure_is_not_waited_for(courier, root):
     outcome = courier.close_run(run.directory, 60.0)
     assert time.monotonic() - started < 20.0
     assert "deleted in MLflow; restore it with" in outcome.error
-    store.connect(first.uri).restore_experiment(report.runs[0].experiment_id)
+    client.restore_experiment(experiment_id)
     assert courier.close_run(run.directory, 60.0).done
 
 
@@ -571,13 +579,11 @@ def test_a_server_that_dies_and_comes_back_has_everything_in_the_end(root):
         run.end()
         outcome = courier.close_run(run.directory, 120.0)
         assert outcome.done, outcome
-        assert (
-            outcome.url
-            == f"{run.uri}/#/experiments/{outcome.experiment_id}/runs/{outcome.run_id}?workflowType=machine_learning"
-        )
+        run_id = re.search(r"/runs/([0-9a-f]{32})", outcome.url)[1]
+        assert outcome.url.startswith(f"{run.uri}/#/experiments/")
         stored = stored_points(f"sqlite:///{path}", run.record["uid"])
         assert stored == sorted(run.points, key=lambda point: point[3])
-        artifacts = {file.path for file in store.connect(run.uri).list_artifacts(outcome.run_id)}
+        artifacts = {file.path for file in store.connect(run.uri).list_artifacts(run_id)}
         artifacts.discard("curves.png")  # comes when nobody waits any more
         assert artifacts == {run.files.config.name, run.files.train_log.name, "run.json"}
     finally:

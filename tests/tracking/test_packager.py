@@ -74,7 +74,7 @@ def root(tmp_path, monkeypatch):
 
 
 def finished(packager):
-    until(lambda: packager.look() or not packager.is_busy)
+    until(lambda: not packager.is_busy)
 
 
 def test_one_that_cannot_be_packaged_is_named_and_the_next_one_is(root):
@@ -96,7 +96,7 @@ def test_one_that_cannot_be_packaged_is_named_and_the_next_one_is(root):
 def test_one_that_takes_too_long_is_stopped(root, monkeypatch):
     data = saved_models.digits()
     run = save(root, zoo("Linear", data), data=data)
-    monkeypatch.setattr("daypoint.packager.SECONDS", 0.5)
+    monkeypatch.setattr("daypoint.tracking.packager.SECONDS", 0.5)
     complaints = []
     packager = Packager(lambda directory, text: complaints.append(text))
     packager.take(run.directory, identity.read_run(run.directory), f"sqlite:///{root}/mlruns/mlflow.db")
@@ -114,5 +114,5 @@ def test_what_is_left_at_the_end_is_said(root):
     for run in runs:
         packager.take(run.directory, identity.read_run(run.directory), f"sqlite:///{root}/mlruns/mlflow.db")
     packager.leave("was told to stop")
+    assert not packager.is_busy
     assert [text.rpartition(" ")[2] for text in complaints] == [str(run.directory) for run in runs]
-    finished(packager)

@@ -29,7 +29,7 @@ def draw(run):
     """(run in MLflow after the drawing, what `draw_run` returned)."""
     run_id = ship(run).info.run_id
     client = store.connect(run.uri)
-    complaint = pictures.draw_run(client, run_id, run.directory)
+    complaint = pictures.draw_run(client, run_id, run.directory, client.get_run(run_id).data.tags)
     return client.get_run(run_id), complaint
 
 

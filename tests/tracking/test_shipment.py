@@ -6,10 +6,12 @@ import pytest
 from shipped import begin, ship
 from written_runs import WrittenRun, stored_points
 
+from daypoint.base import keys
 from daypoint.base.errors import StoreError
 from daypoint.record import identity
 from daypoint.tracking import store
-from daypoint.tracking.shipment import BATCH_POINTS, DeletedRun, Tags
+from daypoint.tracking.shipment import BATCH_POINTS, DeletedRun
+from daypoint.tracking.tags import Tags
 
 # MLflow's use of SQLAlchemy, not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -108,7 +110,7 @@ def test_any_name_arrives_and_can_be_read_back(run):
     names = {"acc@1", "mAP[0.5]", "/x", "a//b", "..", "Loss", "loss", "損失 %", "a\n", "\0"}
     run.log(**dict.fromkeys(names, 1.0))
     run.end()
-    assert {store.name_of(key) for key in ship(run).data.metrics} == names
+    assert {keys.name_of(key) for key in ship(run).data.metrics} == names
 
 
 # ---------------------------------------------------------------- params, tags, files
@@ -127,7 +129,7 @@ def test_hundreds_of_params_arrive(root):
     config = {f"group{i}": {f"leaf{j}": i * j for j in range(25)} for i in range(30)}
     run = WrittenRun(root, config=config)
     run.end()
-    assert ship(run).data.params == store.flatten(config)
+    assert ship(run).data.params == keys.flatten(config)
 
 
 def test_params_that_an_earlier_sending_did_not_get_through_are_added(run):
@@ -429,9 +431,7 @@ def test_a_remark_is_made_once_for_each_subject():
     tags = Tags({"daypoint.nonfinite": "loss: nan first at step 3"})
     tags.remark("daypoint.nonfinite", "loss", "inf first at step 9")
     tags.remark("daypoint.nonfinite", "los", "nan first at step 4")
-    assert tags.take_changed() == {
-        "daypoint.nonfinite": "loss: nan first at step 3; los: nan first at step 4"
-    }
+    assert tags.changed == {"daypoint.nonfinite": "loss: nan first at step 3; los: nan first at step 4"}
 
 
 def test_remarks_never_outgrow_a_tag():
@@ -440,7 +440,7 @@ def test_remarks_never_outgrow_a_tag():
         tags.remark(
             "daypoint.damaged", f"bytes {number} to {number + 1}", "the checksum does not match; changed"
         )
-    (text,) = tags.take_changed().values()
+    (text,) = tags.changed.values()
     assert len(text) <= 8000
 
 
@@ -448,5 +448,4 @@ def test_only_what_changed_is_sent():
     tags = Tags({"a": "1", "b": "2"})
     tags.set("a", "1")
     tags.set("b", "3")
-    assert tags.take_changed() == {"b": "3"}
-    assert tags.take_changed() == {}
+    assert tags.changed == {"b": "3"}

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_runs import unused_port
 
+from daypoint.base import keys
 from daypoint.base.errors import ConfigError, StoreError
 from daypoint.tracking import store
 
@@ -217,15 +218,15 @@ def test_mlflow_takes_every_key_and_gives_it_back(prepared):
     @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
     def check(names):
         run_id = client.create_run("0").info.run_id
-        keys = [store.mlflow_key(name) for name in names]
-        client.log_batch(run_id, [Metric(key, 1.0, 0, 0) for key in keys], [Param(key, "") for key in keys])
+        made = [keys.mlflow_key(name) for name in names]
+        client.log_batch(run_id, [Metric(key, 1.0, 0, 0) for key in made], [Param(key, "") for key in made])
         data = client.get_run(run_id).data
-        assert {store.name_of(key) for key in data.metrics} == names
-        assert {store.name_of(key) for key in data.params} == names
+        assert {keys.name_of(key) for key in data.metrics} == names
+        assert {keys.name_of(key) for key in data.params} == names
 
     check()
     names = {"Loss", "loss", "LOSS", "ß", "ss", "a", "a "}
-    client.log_batch(run_id, [Metric(store.mlflow_key(name), 1.0, 0, 0) for name in names])
+    client.log_batch(run_id, [Metric(keys.mlflow_key(name), 1.0, 0, 0) for name in names])
     assert set(client.get_run(run_id).data.metrics) == names  # SQLite tells upper from lower case
 
 

@@ -97,7 +97,10 @@ def test_one_bad_run_does_not_keep_the_others(root):
 
 def test_a_run_that_was_deleted_in_mlflow_is_left_deleted(root):
     run = ended(root)
-    store.connect(run.uri).delete_run(sync([run.directory]).runs[0].run_id)
+    sync([run.directory])
+    client = store.connect(run.uri)
+    (sent,) = client.search_runs(["1"])
+    client.delete_run(sent.info.run_id)
     report = sync([run.directory])
     assert (report.runs[0].outcome, report.ok) == ("deleted", True)
 

@@ -1,14 +1,13 @@
-"""What a model's class needs where it is rebuilt: files of the project, packages to install.
+"""Finds what a model's class needs where the model is rebuilt: files of the project, packages to install.
 
-Read from the `import` lines, nothing is run: from the module that a `_target_` names, on to what that
-imports. What lies in the project is copied, what is installed becomes a requirement with its version,
-daypoint among them. One number: 20 files are read in 15 ms, which package a module belongs to
-is known after 115.
+It reads `import` lines and runs nothing: first those of the module that a `_target_` names, then those of what that module
+imports. What lies in the project is copied; what is installed, daypoint included, becomes a requirement with its version.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.metadata
 import importlib.util
 import shutil
@@ -53,7 +52,7 @@ def requirement(distribution: str) -> str:
 
 
 def copy(inside: dict[str, Path], target: Path) -> None:
-    """Copy what `collect` has found into a new directory from which it can be imported."""
+    """Copy what `collect` found into a new directory from which it can be imported."""
     target.mkdir()
     leave = shutil.ignore_patterns("__pycache__", ".*")
     for path in inside.values():
@@ -65,14 +64,12 @@ def copy(inside: dict[str, Path], target: Path) -> None:
 
 def _in_project(name: str, root: Path) -> Path | None:
     """The file or the directory of a top-level module, if it is the project's own."""
-    try:
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
     if spec is None:
         return None
-    places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
-    path = Path(places[0]).absolute()
+    path = Path([*(spec.submodule_search_locations or ()), spec.origin or ""][0]).absolute()
     is_own = path.is_relative_to(root) and not {"site-packages", "dist-packages"} & set(path.parts)
     return path if is_own and path.exists() else None
 

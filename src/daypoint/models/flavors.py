@@ -1,37 +1,39 @@
-"""The two forms of a packaged model: a pt2 program, or code with data. There is no pickle in either.
+"""Saves a model in one of the two forms that a package can have: a pt2 program, or code with data.
 
-A pt2 program (torch.export) needs nothing but torch. Code (`daypoint.models.served`) is for rows that have to be
-prepared by pandas and for models that cannot be exported; it is handed an exported program where there can be
-one. Both take a batch of any size, and run on the CPU. This module decides nothing about checkpoints and
-days. One number: the zoo's MLP is a package of 0.13 MB, of which its weights are 0.10.
+A pt2 program (torch.export) needs nothing but torch. Code (`daypoint.models.served`) is for rows that pandas has to prepare and
+for models that cannot be exported; it gets an exported program where that is possible. Both take a batch of any size, run on
+the CPU, and contain no pickle. This module knows nothing of checkpoints and days.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from daypoint.base import files
-from daypoint.base.day import PackageFiles
-from daypoint.base.errors import PackageError
+from daypoint.base.day import CheckpointFiles, PackageFiles
 from daypoint.models import dependencies
 from daypoint.models import served as served_directory
 from daypoint.models.inputs import BATCHES, ModelInput
 from daypoint.record import manifest
 
+_NEEDED = ("mlflow", "torch", "numpy", "pandas")
+
 
 class FromColumns(nn.Module):
-    """A model that takes a DataFrame as MLflow hands it over: float32 [rows, columns], in any memory layout.
+    """A model that takes a DataFrame as MLflow passes it: float32 [rows, columns], in any memory layout.
 
-    The columns of a table come as the file had them, NaN where a value is missing.
+    The columns of a table come as in the file, with NaN where a value is missing.
     """
 
     def __init__(self, model: nn.Module, takes: ModelInput) -> None:
@@ -40,12 +42,12 @@ class FromColumns(nn.Module):
         self.target = takes.target
         self.register_buffer("order", torch.arange(takes.rows.shape[1]))
         self.is_raw = takes.recipes is not None
-        for name in ("mean", "std") if takes.recipes is not None else ():
+        for name in ("mean", "std"):
             values = [recipe[name] for recipe in (takes.recipes or {}).values()]
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Row by row in memory from here on: torch.export's programs may refuse a layout that they did not see.
+        # Row by row in memory from here on: an exported program may refuse a memory layout that it was not made with.
         x = x.index_select(1, self.order)
         if self.is_raw:
             scaled = (x.double() - self.mean) / self.std
@@ -56,28 +58,52 @@ class FromColumns(nn.Module):
         return answers.double() * self.target["std"] + self.target["mean"]
 
 
-def why_not_pt2(takes: ModelInput) -> str | None:
-    """What keeps a model of these inputs from being a pt2 program, in words; None if nothing does."""
+def save(
+    directory: Path,
+    checkpoint: CheckpointFiles,
+    model: nn.Module,
+    takes: ModelInput,
+    expected: list[np.ndarray],
+    root: Path,
+) -> tuple[str | None, list[np.ndarray]]:
+    """Save a model as a pt2 program, or from code where that is not possible.
+
+    Args:
+        directory: where; it must not exist.
+        checkpoint: whose identity card goes into the MLmodel.
+        model: as the checkpoint has it.
+        expected: the checkpoint's own answers to each of the batches.
+        root: the project, whose code may be copied.
+
+    Returns:
+        Why it is not a pt2 program, None if it is one; what the saved model answers to each of the batches.
+    """
+    card = orjson.loads(checkpoint.card.read_bytes())
+    reason = _why_not_pt2(takes)
+    if reason is None:
+        try:
+            _save_pt2(directory, model, takes, expected, card)
+            return None, _predictions(directory, takes)
+        except OSError:
+            raise
+        except Exception as error:  # torch.export has no base class for its errors
+            reason = f"torch.export: {first_line(error)}"
+            shutil.rmtree(directory, ignore_errors=True)
+    _save_code(directory, model, takes, expected, card, checkpoint.weights, root)
+    return reason, _predictions(directory, takes)
+
+
+def _why_not_pt2(takes: ModelInput) -> str | None:
     if takes.has_text:
         return "the table has columns of text"
     if (name := takes.far_column) is not None:
-        return f"column {name!r} varies too little around its mean for the float32 that a pt2 model is handed"
+        return f"column {name!r} varies too little around its mean for float32, which MLflow passes to a pt2 model"
     return None
 
 
-def save_pt2(
-    directory: Path, model: nn.Module, takes: ModelInput, expected: list[np.ndarray], metadata: dict[str, Any]
-) -> str | None:
-    """Save a pt2 program.
-
-    Args:
-        directory: where; it is made.
-        expected: the checkpoint's own answers to each of the batches.
-        metadata: plain data for the MLmodel.
-
-    Returns:
-        Why it cannot be one, in words; None when it is.
-    """
+def _save_pt2(
+    directory: Path, model: nn.Module, takes: ModelInput, expected: list[np.ndarray], card: dict[str, Any]
+) -> None:
     import mlflow.pytorch
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -85,70 +111,48 @@ def save_pt2(
     whole, rows = model, takes.rows
     if isinstance(rows, pd.DataFrame):
         whole, rows = FromColumns(model, takes).eval(), np.ascontiguousarray(rows.to_numpy(np.float32))
-    tensors = Schema([TensorSpec(rows.dtype, (-1, *rows.shape[1:]))])
-    try:
-        mlflow.pytorch.save_model(
-            whole,
-            str(directory),
-            serialization_format="pt2",
-            input_example=np.ascontiguousarray(rows[:2]),  # of one row the batch size would be fixed at 1
-            signature=ModelSignature(tensors, _output(expected)),
-            pip_requirements=[
-                dependencies.requirement(name) for name in ("mlflow", "torch", "numpy", "pandas")
-            ],
-            metadata=metadata,
-        )
-    except OSError:
-        raise
-    except Exception as error:  # torch.export has no error of its own that all of its errors are
-        return f"torch.export: {first_line(error)}"
+    inputs = Schema([TensorSpec(rows.dtype, (-1, *rows.shape[1:]))])
+    mlflow.pytorch.save_model(
+        whole,
+        str(directory),
+        serialization_format="pt2",
+        input_example=np.ascontiguousarray(rows[:2]),  # of one row the batch size would be fixed at 1
+        signature=ModelSignature(inputs, _output(expected)),
+        pip_requirements=[dependencies.requirement(name) for name in _NEEDED],
+        metadata={"daypoint_card": card},
+    )
     _finish(directory, takes, expected)
-    try:
-        predictions(directory, takes)
-    except Exception as error:
-        return f"torch.export made a program that does not take every size of batch: {first_line(error)}"
-    return None
 
 
-def save_code(
+def _save_code(
     directory: Path,
     model: nn.Module,
     takes: ModelInput,
     expected: list[np.ndarray],
-    metadata: dict[str, Any],
-    node: Any,
+    card: dict[str, Any],
+    weights: Path,
     root: Path,
 ) -> None:
-    """Save a model from code: around an exported program where there can be one, else around its weights.
-
-    Args:
-        node: the node of the config that builds the model.
-        root: the project, whose code may be copied. The other ones as in `save_pt2`.
-
-    Raises:
-        PackageError: the model's state is not tensors alone.
-    """
+    """Save a model from code: around an exported program where that is possible, else around its weights."""
     import mlflow.pyfunc
 
-    names = ["mlflow", "torch", "numpy", "pandas"]
+    required = list(map(dependencies.requirement, _NEEDED))
     with tempfile.TemporaryDirectory(prefix="daypoint-") as scratch:
         data, code = Path(scratch, "program.pt2"), Path(scratch, "code")
         plan_file = Path(scratch, "plan.json")
         artifacts = {"plan": str(plan_file)}
         plan: dict[str, Any] = {"columns": takes.recipes, "target": takes.target}
-        required: list[str] = []
         if takes.recipes is not None and _export(model, takes, data):
             artifacts["program"] = str(data)
         else:
-            data = Path(scratch, "weights.safetensors")
+            data = weights
             artifacts["weights"] = str(data)
-            plan["model"] = node
-            inside, required = dependencies.collect(node, root)
+            plan["model"] = card["config"]["model"]
+            inside, more = dependencies.collect(plan["model"], root)
             if inside:
                 dependencies.copy(inside, code)
                 artifacts["code"] = str(code)
-            names += ["hydra-core", "safetensors"]
-            _save_weights(model, data)
+            required += [*map(dependencies.requirement, ("hydra-core", "safetensors")), *more]
         plan["sha256"] = manifest.sha256(data)
         plan_file.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
         script = Path(served_directory.__file__).with_name("code_model.py")
@@ -156,14 +160,14 @@ def save_code(
             str(directory),
             python_model=str(script),
             artifacts=artifacts,
-            pip_requirements=list(dict.fromkeys([*map(dependencies.requirement, names), *required])),
-            metadata=metadata,
+            pip_requirements=list(dict.fromkeys(required)),
+            metadata={"daypoint_card": card},
         )
     _finish(directory, takes, expected)
 
 
 def _export(model: nn.Module, takes: ModelInput, path: Path) -> bool:
-    """Save the exported program of a model that takes prepared rows. False: it cannot be exported."""
+    """Export a model that takes prepared rows, and save the program. False: it cannot be exported."""
     from daypoint.models.served.code_model import encode
 
     example = torch.tensor(encode(takes.rows[:2], takes.recipes or {}))
@@ -172,19 +176,10 @@ def _export(model: nn.Module, takes: ModelInput, path: Path) -> bool:
         with torch.no_grad():
             for size in BATCHES:
                 program.module()(example[:1].repeat(size, 1))
-    except Exception:  # as in save_pt2; the model is rebuilt from its code then
+    except Exception:  # as in `save`; the model is rebuilt from its code then
         return False
     torch.export.save(program, path)
     return True
-
-
-def _save_weights(model: nn.Module, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    weights = model.state_dict()
-    if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-        raise PackageError(f"expected a model whose state is tensors, found {', '.join(odd)}, which are none")
-    save_file({name: value.detach().clone().contiguous() for name, value in weights.items()}, path)
 
 
 def _output(expected: list[np.ndarray]) -> Any:
@@ -194,7 +189,7 @@ def _output(expected: list[np.ndarray]) -> Any:
 
 
 def _finish(directory: Path, takes: ModelInput, expected: list[np.ndarray]) -> None:
-    """What MLflow does not put into its MLmodel by itself: named columns, examples, the device."""
+    """Add what MLflow does not put into its MLmodel by itself: named columns, examples, the device."""
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema, TensorSpec
 
@@ -202,7 +197,7 @@ def _finish(directory: Path, takes: ModelInput, expected: list[np.ndarray]) -> N
     model = Model.load(str(paths.model))
     flavor = model.flavors["python_function"]
     if flavor.get("loader_module") == "mlflow.pytorch":
-        flavor["config"] = {"device": "cpu"}  # or MLflow refuses to load it where there is a GPU
+        flavor["config"] = {"device": "cpu"}  # otherwise MLflow refuses to load it where there is a GPU
     # Names in the package, not the places on this machine that they were copied from.
     for artifact in flavor.get("artifacts", {}).values():
         artifact["uri"] = artifact["path"]
@@ -227,14 +222,12 @@ def _finish(directory: Path, takes: ModelInput, expected: list[np.ndarray]) -> N
     model.save(str(paths.model))
 
 
-def predictions(directory: Path, takes: ModelInput) -> list[np.ndarray]:
-    """What the saved model answers, asked as MLflow asks it."""
+def _predictions(directory: Path, takes: ModelInput) -> list[np.ndarray]:
+    """What the saved model answers when MLflow loads it."""
     from mlflow.pyfunc import load_model
 
-    usual, sys.dont_write_bytecode = (
-        sys.dont_write_bytecode,
-        True,
-    )  # it would name directories of this machine
+    usual = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # cached bytecode would contain paths of this machine
     try:
         loaded = load_model(str(directory), suppress_warnings=True)
         return [np.asarray(loaded.predict(takes.rows[:size])) for size in BATCHES]

@@ -1,19 +1,18 @@
-"""What a packaged model takes from whoever asks it, and rows of that to try it with.
+"""Describes what a packaged model takes as input, and makes rows of it to test the package with.
 
-Three kinds, told by what the identity card says of the data:
+There are three kinds; which one is read from what the identity card says of the data:
 
     table    the raw columns of the file, numbers or text; the model prepares them as the training did
     columns  rows of numbers, under the names x0, x1, …
     array    anything with more dimensions, such as images; JSON `{"inputs": …}` only
 
-Named columns are doubles and text to MLflow, and come as CSV, as JSON `dataframe_split` and as
-`dataframe_records`, in any order; more columns than these are left out, a missing number is an empty field or
-null. Two limits are MLflow's own. It makes no double of an int64 and no text of a truth value, so a DataFrame
-has to have the types itself, and `mlflow models predict -t csv`, which guesses types, wants `30.0` for 30 and
-cannot take True and False; `mlflow models serve`, and JSON with either command, take them all. And JSON
-`{"inputs": …}` has to name the columns.
+To MLflow, named columns are doubles and text. They may be sent as CSV, as JSON `dataframe_split` or as `dataframe_records`, in
+any order; further columns are ignored, and a missing number is an empty field or null. MLflow has limits of its own: it does
+not convert int64 to double or a truth value to text, so a DataFrame needs the right types; `mlflow models predict -t csv`,
+which guesses types, needs `30.0` for 30 and cannot take True and False, while `mlflow models serve` and JSON with either
+command can; and JSON `{"inputs": …}` has to name the columns.
 
-This module knows no model and no file of a run. One number: 7 rows are tried, in batches of 1, 2, 3 and 7.
+This module knows no model and no file of a run.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ import pandas as pd
 from daypoint.base.errors import PackageError
 
 BATCHES = (1, 2, 3, 7)
-"""Sizes of the batches that a packaged model is tried with."""
+"""Sizes of the batches that a packaged model is tested with."""
 ROWS = 7
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model takes, and what it answers in.
+    """What a model takes, and the units of its answers.
 
     Attributes:
-        rows: 7 rows as they are asked: a DataFrame of named columns, or an array [7, …].
-        recipes: what becomes of each raw column of a table; None when the input is taken as it is.
+        rows: 7 rows to test with: a DataFrame of named columns, or an array [7, …].
+        recipes: how each raw column of a table is prepared; None when the input is used as it is.
         target: mean and standard deviation of a regression's target; None for the model's own answers.
     """
 
@@ -55,12 +54,10 @@ class ModelInput:
     def far_column(self) -> str | None:
         """A column whose mean is more than 100 standard deviations from 0 (a time, say).
 
-        MLflow hands the rows to a pt2 model in float32, which shifts such a standardised value by 0.000006 or more.
+        MLflow passes rows to a pt2 model in float32, which shifts such a standardised value by 0.000006 or more.
         """
-        for name, recipe in (self.recipes or {}).items():
-            if "mean" in recipe and _is_far(recipe):
-                return name
-        return None
+        recipes = (self.recipes or {}).items()
+        return next((name for name, recipe in recipes if "mean" in recipe and _is_far(recipe)), None)
 
     def without_names(self) -> ModelInput:
         """The same rows as an array."""
@@ -82,7 +79,7 @@ def of_card(card: Mapping[str, Any], dtype: np.dtype[Any], where: str) -> ModelI
     Args:
         card: an identity card; its `data` and `config.data` describe the data.
         dtype: of the model's floating-point inputs.
-        where: how the checkpoint is called in an error.
+        where: the checkpoint, for errors.
 
     Raises:
         PackageError: the card does not say.
@@ -96,24 +93,22 @@ def of_card(card: Mapping[str, Any], dtype: np.dtype[Any], where: str) -> ModelI
     shape = section.get("input_shape") if isinstance(section, dict) else None
     if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
         raise PackageError(
-            f"{where}: expected data.input_shape in its config, the shape of one input without the batch, "
-            f"found {shape!r}; "
+            f"{where}: expected data.input_shape in its config, the shape of one input without the batch, found {shape!r}; "
             "give an example instead: daypoint package ADDRESS --example FILE.npy, an array [batch, …]"
         )
     return of_example(np.random.default_rng(0).standard_normal((ROWS, *shape)).round(3).astype(dtype))
 
 
 def of_example(example: np.ndarray) -> ModelInput:
-    """What a model takes that was shown some rows of it.
+    """What a model takes, from an example.
 
     Args:
         example: [batch, …], at least one row.
     """
     rows = example[np.arange(ROWS) % len(example)]
     if rows.ndim == 2 and rows.dtype == np.float32:
-        return ModelInput(
-            pd.DataFrame(rows.astype(np.float64), columns=[f"x{i}" for i in range(rows.shape[1])])
-        )
+        names = [f"x{i}" for i in range(rows.shape[1])]
+        return ModelInput(pd.DataFrame(rows.astype(np.float64), columns=names))
     return ModelInput(rows)
 
 
@@ -121,23 +116,23 @@ def read_example(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
     """An example in a .npy file; floating-point numbers become `dtype`, whole numbers stay.
 
     Raises:
-        PackageError: it is no array of at least one row of numbers.
+        PackageError: it is not an array of at least one row of numbers.
     """
     try:
         example = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
+        raise PackageError(f"{path}: expected an array as numpy.save writes it, found: {error}") from error
+    shape = list(getattr(example, "shape", ()))  # np.load also opens archives of several arrays
+    if shape == [] or shape[0] == 0 or example.dtype.kind not in "biuf":
+        found = f"{getattr(example, 'dtype', type(example).__name__)} {shape}"
         raise PackageError(
-            f"{path}: expected an array as numpy.save writes it, cannot read it: {error}"
-        ) from error
-    if not isinstance(example, np.ndarray) or example.ndim == 0 or len(example) == 0:
-        raise PackageError(f"{path}: expected an array [batch, …] of at least one row, found none")
-    if example.dtype.kind not in "biuf":
-        raise PackageError(f"{path}: expected an array of numbers, found {example.dtype}")
+            f"{path}: expected an array [batch, …] of numbers, at least one row, found {found}"
+        )
     return example.astype(dtype) if example.dtype.kind == "f" else example
 
 
 def _raw_rows(recipes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows as the file had them: the two shown first are ordinary, a later one lacks every value."""
+    """Rows as in the file: the first two, which are shown as an example, are ordinary; a later one lacks every value."""
     columns: dict[str, list[Any]] = {}
     for i, (name, recipe) in enumerate(recipes.items()):
         if "values" in recipe:
@@ -153,7 +148,7 @@ def _raw_rows(recipes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _is_recipe(recipe: Any) -> bool:
-    """Whether it is one of `zoo.table`; other data may prepare itself in ways of its own."""
+    """Whether it is one of `zoo.table`; other data may be prepared in another way."""
     return isinstance(recipe, dict) and recipe.keys() in ({"mean", "std"}, {"values"})
 
 

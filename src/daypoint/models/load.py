@@ -1,15 +1,14 @@
-"""A trained model by its address: `daypoint.load("20260328")`.
+"""`daypoint.load("20260328")`: finds the trained model of an address and loads it.
 
 **The day's model** is the best checkpoint, by the monitored metric, among the day's finished runs of one experiment. NaN
-never wins, of equal values the later one does, what `daypoint reproduce` made does not compete, and `daypoint promote` pins
-another. A run's model is its best
-checkpoint, or its last one when nothing is monitored. Reads run directories only: MLflow is not asked.
-One number: 0.3 ms for each checkpoint that is looked at.
+never wins, of equal values the later one does, runs made by `daypoint reproduce` do not compete, and `daypoint promote` pins
+another one. A run's model is its best checkpoint, or its last one when nothing is monitored. This module reads run
+directories only and never asks MLflow.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The checkpoint that an address names.
+    """The checkpoint of an address.
 
     Attributes:
         path: the checkpoint directory.
         card: its identity card.
-        run: the run it belongs to; None when it was copied out of it.
-        pinned: chosen by `daypoint promote`.
+        run: its run; None when it was copied out of it.
+        pinned: whether `daypoint promote` chose it.
     """
 
     path: Path
@@ -54,8 +53,7 @@ def load(
 ) -> torch.nn.Module:
     """The model of a day, a run, a sweep or a checkpoint, in eval mode on the CPU, its identity card in `model.card`.
 
-    It is built from the card alone: nothing of the training has to be repeated, nothing is unpickled, and no random
-    state changes.
+    It is built from the card alone: the code that trained it is not run, nothing is unpickled, and no random state changes.
 
     Args:
         address: `20260328`, `today`, `20260328/1415`, a run uid, or the path of a run or checkpoint directory.
@@ -83,7 +81,7 @@ def load(
 
 
 def choose(address: str, outputs: Path, experiment: str | None = None) -> Chosen:
-    """The checkpoint that is meant by an address.
+    """The checkpoint of an address.
 
     Args:
         address: as in `load`.
@@ -100,21 +98,17 @@ def choose(address: str, outputs: Path, experiment: str | None = None) -> Chosen
         return Chosen(path, shelf.trusted_card(path, full=False), run)
     found = catalog.find(address, outputs)
     if experiment is not None:
-        found = [run for run in found if run.record["experiment"] == experiment] or _none_of(
-            found, experiment
-        )
+        there = ", ".join(sorted({run.record["experiment"] for run in found}))
+        found = [run for run in found if run.record["experiment"] == experiment]
+        if not found:
+            raise AddressError(f"experiment {experiment!r}: expected one of {there}, found no run of it")
     is_day = day.is_day(address)
     if len(found) == 1 and not is_day:
         return _of_run(found[0])
     sweeps = {(run.record["sweep"] or {}).get("directory") for run in found}
     if not is_day and (len(sweeps) > 1 or None in sweeps):
-        return _of_run(catalog.find_one(address, outputs))  # which says that it is not one
+        return _of_run(catalog.find_one(address, outputs))  # raises the error that lists them
     return _best_of(address, found, outputs if is_day else None)
-
-
-def _none_of(found: Sequence[StoredRun], experiment: str) -> list[StoredRun]:
-    there = ", ".join(sorted({run.record["experiment"] for run in found}))
-    raise AddressError(f"experiment {experiment!r}: expected one of {there}, found no run of it")
 
 
 def _of_run(run: StoredRun) -> Chosen:
@@ -139,26 +133,18 @@ def _best_of(address: str, runs: Sequence[StoredRun], outputs: Path | None) -> C
     candidates = []
     for run in runs:
         if run.status == "FINISHED" and not run.record.get("reproduces"):
-            try:
+            with contextlib.suppress(AddressError):  # a run that saved nothing is no candidate
                 candidates.append(_of_run(run))
-            except AddressError:  # a run that saved nothing is no candidate
-                continue
     if not candidates:
-        statuses = ", ".join(
+        found = ", ".join(
             f"{run.address} {'(a reproduction) ' * bool(run.record.get('reproduces'))}{run.status}"
             for run in runs[-5:]
         )
         raise AddressError(
-            f"{address}: expected a finished run with a checkpoint, found {statuses}; give the address of a run"
+            f"{address}: expected a finished run with a checkpoint, found {found}; give the address of a run"
         )
-    monitor = next((c.card["monitor"] for c in reversed(candidates) if c.card["monitor"]), None)
-    if monitor is None:
-        return candidates[-1]
-    sign = -1 if monitor.get("mode") == "min" else 1
-    measured = [c for c in candidates if not math.isnan(c.card["metrics"].get(monitor["metric"], math.nan))]
-    # Sorting is stable, so that of two equal values the later one wins.
-    ranked = sorted(measured, key=lambda c: sign * c.card["metrics"][monitor["metric"]])
-    return ranked[-1] if ranked else candidates[-1]
+    ranked = shelf.by_metric([(each, each.card) for each in candidates if each.card["monitor"]])
+    return ranked[-1][0] if ranked else candidates[-1]
 
 
 def _pinned(runs: Sequence[StoredRun], outputs: Path) -> Chosen | None:
@@ -170,6 +156,6 @@ def _pinned(runs: Sequence[StoredRun], outputs: Path) -> Chosen | None:
             path = run.files.checkpoints / pin["checkpoint"]
             return Chosen(path, shelf.trusted_card(path, full=False), run, pinned=True)
     raise AddressError(
-        f"{runs[0].record['day']}: expected the promoted run {pin['uid']}, found it in no directory of that day; "
+        f"{runs[0].record['day']}: expected the promoted run {pin['uid']}, found no run of that day with this uid; "
         "promote another with `daypoint promote ADDRESS`"
     )

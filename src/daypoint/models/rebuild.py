@@ -1,7 +1,7 @@
-"""A model from an identity card alone: built from the hyperparameters in the card, not from the code that trained it.
+"""Builds the model that an identity card describes, from the hyperparameters in it, not from the code that trained it.
 
-A card is data from disk, so what it may call is held to the allow-list (`daypoint.record.allowlist`). The weights are
-`daypoint.checkpoints.checkpoint`'s. One number: building draws random numbers, but leaves the state of every CPU generator as it was.
+A card is data from disk, so what it may call is limited by the allow-list (`daypoint.record.allowlist`). Building draws random
+numbers, but leaves every CPU generator as it was. This module does not load the weights; `checkpoints.checkpoint` does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from daypoint.base import keys
 from daypoint.base.errors import CheckpointError, ConfigError
 from daypoint.hydra import app as hydra_app
 from daypoint.record import allowlist
@@ -27,23 +28,27 @@ def build_model(
 
     Args:
         card: from `shelf.read_card`.
-        root: the project whose allow-list counts.
+        root: the project whose allow-list applies.
         allow: more modules or dotted paths that a card may name.
-        where: how the card is called in an error.
+        where: the checkpoint, for errors.
 
     Raises:
-        CheckpointError: the card has no model, or it cannot be built (a class was moved, a package is missing, an argument is
-            gone); says which and what to do.
+        CheckpointError: the card has no model, or it cannot be built: a class was moved, a package is missing, an argument
+            no longer exists.
     """
     other = "or load the weights into a model that you build yourself: daypoint.load(ADDRESS, model=MODEL)"
     node = card["config"].get("model")
     if not isinstance(node, dict) or "_target_" not in node:
+        sections = ", ".join(card["config"]) or "(none)"
+        found = f"the sections {sections}" if node is None else f"model={node!r}"[:200]
         raise CheckpointError(
-            f"{where}: expected a section `model` with a _target_ in its config, found {_found(card['config'])}; {other}"
+            f"{where}: expected a section `model` with a _target_ in its config, found {found}; {other}"
         )
     try:
         allowlist.check(node, (*allowlist.of_project(root), *allow), "model")
-        _refuse_interpolations(node, "model")
+        for key, value in keys.leaves({"model": node}).items():
+            if "${" in str(value):  # a card is resolved, and Hydra would evaluate this again
+                raise ConfigError(f"{key}: expected a resolved value, found {value!r}")
         with random_state_kept():
             model = hydra_app.instantiate(node)
     except ConfigError as error:
@@ -61,23 +66,9 @@ def build_model(
     return model
 
 
-def _found(config: Mapping[str, Any]) -> str:
-    model = config.get("model")
-    return f"the sections {', '.join(config) or '(none)'}" if model is None else f"model={model!r}"[:200]
-
-
-def _refuse_interpolations(value: Any, key: str) -> None:
-    """A card is resolved; what looks like an interpolation would be evaluated anew, by whatever it names."""
-    if isinstance(value, str) and "${" in value:
-        raise ConfigError(f"{key}: expected a resolved value, found {value!r}")
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, item in items:
-        _refuse_interpolations(item, f"{key}.{name}")
-
-
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """A block that leaves every CPU generator as it was: loading a model must not change what a program draws next."""
+    """Leave every CPU generator as it was: loading a model must not change the random numbers of the program."""
     python, numbers = random.getstate(), np.random.get_state(legacy=False)
     with torch.random.fork_rng(devices=[]):
         try:

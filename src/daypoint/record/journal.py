@@ -215,17 +215,20 @@ def line(event: Mapping[str, Any]) -> bytes:
     return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
-def read(path: Path, offset_bytes: int = 0) -> Reading:
+def read(path: Path, offset_bytes: int = 0, most_bytes: int | None = None) -> Reading:
     """Read a journal from an offset that an earlier `Reading.end_bytes` gave (0: the beginning).
 
     A journal that is being written can be read at any moment.
+
+    Args:
+        most_bytes: read so much and the rest of a line; None reads everything.
 
     Raises:
         FileNotFoundError: there is no journal.
     """
     with open(path, "rb") as file:
         file.seek(offset_bytes)
-        content = file.read()
+        content = file.read(most_bytes) + file.readline()  # never stop inside a line, however long
     end = content.rfind(b"\n") + 1
     events: list[dict[str, Any]] = []
     damages: list[Damage] = []

@@ -177,7 +177,7 @@ def best(files: RunFiles, *, full: bool = False) -> Path | None:
 
     NaN never wins, and of two equal values the later one does.
     """
-    for path, card in reversed(_ranked(history(files))):
+    for path, card in reversed(by_metric(history(files))):
         if not full or not _problems(path, card, None, full=True):
             return path
     return None
@@ -198,7 +198,7 @@ def prune(files: RunFiles, keep_last: int | None, keep_best: int | None) -> list
     if keep_last is None and keep_best is None:
         return []
     whole = history(files)
-    ranked = _ranked(whole)
+    ranked = by_metric(whole)
     kept = {path for path, _ in whole[-max(1, keep_last or 0) :] + ranked[-max(1, keep_best or 0) :]}
     removed = [path for path, _ in whole if path not in kept]
     for path in removed:
@@ -232,13 +232,13 @@ def _look(files: RunFiles) -> tuple[list[tuple[Path, dict[str, Any]]], list[tupl
     return whole, damaged
 
 
-def _monitor(whole: list[tuple[Path, dict[str, Any]]]) -> tuple[str, str]:
+def _monitor(whole: list[tuple[Any, dict[str, Any]]]) -> tuple[str, str]:
     monitor = (whole[-1][1].get("monitor") or {}) if whole else {}
     return monitor.get("metric", ""), monitor.get("mode", "max")
 
 
-def _ranked(whole: list[tuple[Path, dict[str, Any]]]) -> list[tuple[Path, dict[str, Any]]]:
-    """Those that have the monitored metric, the best one last."""
+def by_metric(whole: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, dict[str, Any]]]:
+    """Of checkpoints (anything, card) in order of time: those that have the monitored metric, the best one last."""
     metric, mode = _monitor(whole)
     sign = -1 if mode == "min" else 1
     measured = [item for item in whole if metric in item[1]["metrics"]]
@@ -262,7 +262,7 @@ def move_pointers(files: RunFiles) -> None:
     """
     whole = history(files)
     metric, mode = _monitor(whole)
-    for name, ranked in (("last", whole), ("best", _ranked(whole))):
+    for name, ranked in (("last", whole), ("best", by_metric(whole))):
         pointer = files.pointer(name)
         if not ranked:
             pointer.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""The courier's own process: follows journals, sends them to MLflow, and outlives the trainer by as much as that takes.
+"""The courier's process: follows the journals of runs, sends them to MLflow, and ends when everything is there.
 
-It reads JSON lines on stdin, `{"run": DIR}` and `{"close": DIR}`, and answers on stdout: `run_id`, `experiment_id` and
-`url` when MLflow knows the run, `bytes` (how much of the journal is there) while it is being closed, `done` when all is
-there, `error` once for each thing that goes wrong. It goes on trying after any error, more and more slowly, and lags
-behind rather than slow the training. When the trainer is gone it finishes, and gives up after five minutes without
-progress; the rest is for `daypoint sync`. One number: importing mlflow is nearly all of the time from its start until a run is in MLflow.
+It reads JSON lines on stdin, `{"run": DIR}` and `{"close": DIR}`, and answers on stdout: `url` when MLflow knows the run,
+`bytes` (how much of the journal is there) while the run is being closed, `done` when everything is there, `error` once for
+each thing that goes wrong. After an error it tries again, more and more slowly; it lags behind rather than slow the
+training. When the trainer is gone it sends the rest, and gives up after five minutes without progress: `daypoint sync` sends
+what is left then. It never imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from daypoint.base.day import RunFiles
 from daypoint.base.errors import DaypointError, RunError
 from daypoint.record import identity
 from daypoint.record.ending import ending_of, is_abandoned
-from daypoint.tracking import parent, pictures, store
+from daypoint.tracking import store
 from daypoint.tracking.packager import Packager
 from daypoint.tracking.shipment import Shipment
 from daypoint.tracking.sync import is_down, one_line, open_store, store_of
@@ -54,28 +54,35 @@ STALE_SECONDS = 60.0
 
 
 @dataclass
-class Parcel:
-    """One run that this courier takes care of."""
+class Task:
+    """One run that this courier sends.
+
+    Attributes:
+        ours: the trainer asked for it; otherwise another courier left it behind, and it is tried once.
+        closing: the trainer waits for its end.
+        asked: how often the trainer has asked for its end.
+        url: what the trainer was told.
+        complaints: what the trainer was told that goes wrong.
+        lasting: the last error is one that waiting does not cure.
+    """
 
     directory: Path
-    uri: str = ""
     ours: bool = True
-    """False: left behind by another courier, and tried once."""
+    uri: str = ""
     closing: bool = False
     asked: int = 0
     shipment: Shipment | None = None
     failures: int = 0
     next_try: float = 0.0
-    told_run_id: str | None = None
-    told_bytes_at: float = 0.0
+    url: str | None = None
     complaints: set[str] = field(default_factory=set)
-    hopeless: bool = False
-    """The last error is one that waiting does not cure."""
-    sent_points: int = 0
+    lasting: bool = False
 
-    @property
-    def log(self) -> Path:
-        return RunFiles(self.directory, "").courier_log
+    def close_shipment(self) -> None:
+        """Let other processes send the run."""
+        if self.shipment is not None:
+            self.shipment.close()
+            self.shipment = None
 
 
 class Delivery:
@@ -88,26 +95,26 @@ class Delivery:
     def __init__(self, trainer: TrainerPipe) -> None:
         self._trainer = trainer
         self._is_alone = False
-        self._parcels: dict[str, Parcel] = {}
+        self._tasks: dict[str, Task] = {}
         self._clients: dict[str, MlflowClient] = {}
         self._deadline: float | None = None
         self._progress_at = time.monotonic()
-        self._stale: Iterator[Path] = iter(())
-        self._looked_around = False
-        self._stale_parcel: Parcel | None = None
-        self._packager = Packager(lambda directory, text: _append(RunFiles(directory, "").courier_log, text))
-        self._sweeps: dict[tuple[str, Path], str] = {}
-        """Sweeps whose jobs went to a store, and to which experiment."""
-        self._undrawn: list[tuple[str, str, Path]] = []
-        """Runs that are there but for their picture, as (store, run id, directory)."""
+        self._stale: Iterator[Path] | None = None
+        self._stale_task: Task | None = None
+        self._packager = Packager(_log)
+        self._sweeps: dict[tuple[str, Path], Shipment] = {}
+        """A job of each sweep, by store and directory."""
+        self._undrawn: list[Shipment] = []
+        """Runs of which MLflow lacks only the picture."""
         self._idle_rounds = 0
 
     def run(self) -> None:
-        """Until everything is delivered and the trainer is gone, or there is no point in going on."""
+        """Send runs until everything is there and the trainer is gone, or nothing more can be done."""
         while True:
             busy = self._round() or self._draw_when_idle()
             self._listen(0.0 if busy else ROUND_SECONDS)
-            if self._is_over(busy):
+            if (why := self._why_stop(busy)) is not None:
+                self._give_up(why)
                 self._close_sweeps()
                 while self._undrawn and self._deadline is None:  # after SIGTERM `daypoint sync` draws them
                     self._draw_one()
@@ -117,264 +124,231 @@ class Delivery:
         """SIGTERM: finish soon. The trainer probably got one too, and is ending its run just now."""
         self._deadline = time.monotonic() + HURRY_SECONDS
 
-    def crash(self) -> None:
-        """An error in this very module: say it wherever it may be seen."""
-        for parcel in self._parcels.values():
-            self._complain(parcel, f"the courier stopped: {one_line(sys.exception() or Exception())}")
-            _append(parcel.log, traceback.format_exc())
+    def crash(self, error: Exception) -> None:
+        """Report an error of this module wherever somebody may look."""
+        for task in self._tasks.values():
+            self._complain(task, f"the courier stopped: {one_line(error)}")
+            _log(task.directory, traceback.format_exc())
 
     # ------------------------------------------------------------ the trainer
 
     def _listen(self, seconds: float) -> None:
         for message in self._trainer.requests(seconds):
             if directory := message.get("run"):
-                self._parcels.setdefault(directory, Parcel(Path(directory)))
-            if (directory := message.get("close")) in self._parcels:
-                parcel = self._parcels[directory]
-                parcel.closing = True
-                parcel.asked = message.get("asked", 0)
-                parcel.next_try = 0.0
-                parcel.complaints.clear()  # somebody waits: what still fails is worth saying again
+                self._tasks.setdefault(directory, Task(Path(directory)))
+            if task := self._tasks.get(message.get("close", "")):
+                task.closing = True
+                task.asked = message.get("asked", 0)
+                task.next_try = 0.0
+                task.complaints.clear()  # somebody waits: what still fails is worth saying again
         if self._trainer.hung_up and not self._is_alone:
             self._is_alone = True
             self._progress_at = time.monotonic()
-            for parcel in self._parcels.values():  # once more, before there is an end to it
-                parcel.next_try = 0.0
-                parcel.hopeless = False
+            for task in self._tasks.values():  # one more try before giving up
+                task.next_try = 0.0
+                task.lasting = False
 
-    def _tell(self, parcel: Parcel, **message: Any) -> None:
-        if parcel.ours:
-            self._trainer.tell({"run": str(parcel.directory), **message})
+    def _tell(self, task: Task, **message: Any) -> None:
+        if task.ours:
+            self._trainer.tell({"run": str(task.directory), **message})
 
-    def _complain(self, parcel: Parcel, text: str, lasting: bool = False) -> None:
-        if text not in parcel.complaints:
-            parcel.complaints.add(text)
-            _append(parcel.log, text)
-            self._tell(parcel, error=text, lasting=lasting, asked=parcel.asked)
+    def _complain(self, task: Task, text: str) -> None:
+        if text not in task.complaints:
+            task.complaints.add(text)
+            _log(task.directory, text)
+            self._tell(task, error=text, lasting=task.lasting, asked=task.asked)
 
     # ------------------------------------------------------------ the runs
 
     def _round(self) -> bool:
         """Give every run that is due one go, those first that somebody waits for. True: there is more to do at once."""
         busy = False
-        self._packager.look()
-        for parcel in sorted(self._parcels.values(), key=lambda parcel: not parcel.closing):
-            if time.monotonic() < parcel.next_try:
+        for task in sorted(self._tasks.values(), key=lambda task: not task.closing):
+            if time.monotonic() < task.next_try:
                 continue
             try:
-                busy |= self._serve(parcel)
-            except (
-                Exception
-            ) as error:  # whatever MLflow, a database or a network may raise: said, and tried again
-                self._fail(parcel, error)
+                busy |= self._serve(task)
+            except Exception as error:  # whatever MLflow, a database or a network may raise
+                self._fail(task, error)
                 if is_down(error):
                     return False  # a hanging server costs a timeout; listen before the next one
         return busy or self._serve_stale()
 
-    def _serve(self, parcel: Parcel) -> bool:
+    def _serve(self, task: Task) -> bool:
         """Send one stretch of a run. True: there may be more."""
-        if parcel.shipment is None:
-            parcel.shipment = self._begin(parcel)
-            if parcel.shipment is None:
-                parcel.next_try = time.monotonic() + 1.0
+        if task.shipment is None:
+            task.shipment = self._begin(task)
+            if task.shipment is None:
+                task.next_try = time.monotonic() + 1.0
                 return False
-        shipment = parcel.shipment
-        before = shipment.points
-        moved = shipment.advance()
-        if moved:
+        shipment, trainer = task.shipment, self._trainer
+        if shipment.advance():
             self._progress_at = time.monotonic()
-            parcel.failures = 0
-            parcel.hopeless = False
-            parcel.sent_points += shipment.points - before
-            if parcel.closing and time.monotonic() - parcel.told_bytes_at > 0.5:
-                parcel.told_bytes_at = time.monotonic()
-                self._tell(parcel, bytes=shipment.offset_bytes)
+            task.failures = 0
+            task.lasting = False
+            if task.closing:
+                self._tell(task, bytes=shipment.offset_bytes)
             return True
-        if parcel.closing or self._trainer.hung_up or not parcel.ours:
-            if shipment.finish(self._dead_pid()):
-                self._conclude(parcel)
-            elif self._trainer.hung_up and self._is_anothers(parcel):
-                shipment.close()  # resumed by a new trainer, whose courier waits for the lock
-                self._parcels.pop(str(parcel.directory), None)
+        if task.closing or trainer.hung_up or not task.ours:
+            if shipment.finish(trainer.pid if trainer.is_dead else None):
+                self._conclude(task, shipment)
+            elif trainer.hung_up and identity.read_run(task.directory)["attempts"][-1]["pid"] != trainer.pid:
+                task.close_shipment()  # resumed by a new trainer, whose courier waits for the lock
+                self._tasks.pop(str(task.directory), None)
         return False
 
-    def _is_anothers(self, parcel: Parcel) -> bool:
-        return identity.read_run(parcel.directory)["attempts"][-1]["pid"] != self._trainer.pid
-
-    def _begin(self, parcel: Parcel) -> Shipment | None:
-        record = identity.read_run(parcel.directory)
-        uri, artifacts = store_of(parcel.directory, record)
+    def _begin(self, task: Task) -> Shipment | None:
+        record = identity.read_run(task.directory)
+        uri, artifacts = store_of(task.directory, record)
         if uri is None:
-            raise RunError(f"{parcel.directory}: made with tracking.enabled=false; nothing to send")
-        parcel.uri = uri
-        if uri not in self._clients or parcel.failures:
+            raise RunError(f"{task.directory}: made with tracking.enabled=false; nothing to send")
+        task.uri = uri
+        if uri not in self._clients or task.failures:
             self._clients[uri] = open_store(uri)
-        shipment = Shipment.begin(parcel.directory, self._clients[uri], uri, artifacts)
-        if shipment is not None and shipment.run_id != parcel.told_run_id:
+        shipment = Shipment.begin(task.directory, self._clients[uri], uri, artifacts)
+        if shipment is not None and shipment.url != task.url:
             self._progress_at = time.monotonic()
-            parcel.told_run_id = shipment.run_id
-            self._tell(
-                parcel,
-                run_id=shipment.run_id,
-                experiment_id=shipment.experiment_id,
-                url=shipment.url,
-                bytes=shipment.offset_bytes,
-            )
-            if parcel.ours and not self._looked_around:
-                self._looked_around = True
-                self._stale = self._left_behind(parcel.directory, record["day"])
+            task.url = shipment.url
+            self._tell(task, url=shipment.url, bytes=shipment.offset_bytes)
+            if task.ours and self._stale is None:
+                self._stale = self._left_behind(task.directory, record["day"])
         return shipment
 
-    def _dead_pid(self) -> int | None:
-        return self._trainer.pid if self._trainer.is_dead else None
-
-    def _conclude(self, parcel: Parcel) -> None:
+    def _conclude(self, task: Task, shipment: Shipment) -> None:
         self._progress_at = time.monotonic()
-        shipment = parcel.shipment
-        assert shipment is not None
-        shipment.close()
-        if day.sweep_file(parcel.directory.parent).is_file():
-            self._sweeps[parcel.uri, parcel.directory.parent] = shipment.experiment_id
-        self._parcels.pop(str(parcel.directory), None)
-        parcel.log.unlink(missing_ok=True)  # it stands for something that MLflow does not have yet
-        self._tell(parcel, done=True, points=parcel.sent_points, bytes=shipment.offset_bytes)
-        store.analyze(parcel.uri)
-        record = identity.read_run(parcel.directory)
+        task.close_shipment()
+        if shipment.sweep is not None:
+            self._sweeps[task.uri, shipment.sweep] = shipment
+        self._tasks.pop(str(task.directory), None)
+        RunFiles(task.directory, "").courier_log.unlink(missing_ok=True)  # it says that something is missing
+        self._tell(task, done=True)
+        store.analyze(task.uri)
+        record = identity.read_run(task.directory)
         asked = (record["config"].get("tracking") or {}).get("package")
-        if parcel.ours and asked is True and shipment.status == "FINISHED":
-            self._packager.take(parcel.directory, record, parcel.uri)
-        self._undrawn.append((parcel.uri, shipment.run_id, parcel.directory))
+        if task.ours and asked is True and shipment.status == "FINISHED":
+            self._packager.take(task.directory, record, task.uri)
+        self._undrawn.append(shipment)
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        task.close_shipment()  # `daypoint sync` may try meanwhile
+        task.failures += 1
+        task.lasting = isinstance(error, DaypointError)
+        longest = 2.0 if task.closing or self._trainer.hung_up else LONGEST_PAUSE_SECONDS
+        task.next_try = time.monotonic() + min(0.5 * 2**task.failures, longest)
+        self._complain(task, re.sub(r"0x[0-9a-f]+", "0x…", one_line(error)))
+
+    # ------------------------------------------------------------ pictures
 
     def _draw_when_idle(self) -> bool:
         """Draw one run that is over, if none goes on and none has begun lately. True: there may be more.
 
         So the jobs of a sweep follow one another without waiting for a picture.
         """
-        self._idle_rounds = 0 if self._parcels else self._idle_rounds + 1
+        self._idle_rounds = 0 if self._tasks else self._idle_rounds + 1
         if self._idle_rounds < 3 or self._trainer.hung_up or not self._undrawn:
             return False
         self._draw_one()
         return True
 
     def _draw_one(self) -> None:
-        uri, run_id, directory = self._undrawn.pop(0)
-        try:
-            complaint = pictures.draw_run(self._clients[uri], run_id, directory)
-        except Exception as error:  # MLflow did not take it; `daypoint sync` draws it again
-            complaint = f"curves.png: {one_line(error)}"
-        if complaint is not None:
-            _append(RunFiles(directory, "").courier_log, complaint)
-
-    def _fail(self, parcel: Parcel, error: Exception) -> None:
-        if parcel.shipment is not None:
-            parcel.shipment.close()  # `daypoint sync` may have a go meanwhile
-            parcel.shipment = None
-        parcel.failures += 1
-        parcel.hopeless = isinstance(error, DaypointError)
-        longest = 2.0 if parcel.closing or self._trainer.hung_up else LONGEST_PAUSE_SECONDS
-        parcel.next_try = time.monotonic() + min(0.5 * 2**parcel.failures, longest)
-        text = re.sub(r"0x[0-9a-f]+", "0x…", one_line(error))
-        self._complain(parcel, text, parcel.hopeless)
+        shipment = self._undrawn.pop(0)
+        _log_failure(shipment.directory, shipment.draw)
 
     # ------------------------------------------------------------ what others left
 
     def _left_behind(self, directory: Path, day_tag: str) -> Iterator[Path]:
-        """Runs beside this one that say RUNNING with nobody there, or have an unanswered complaint. Newest first."""
-        outputs = next((path.parent for path in directory.parents if path.name == day_tag), None)
-        if outputs is None:
-            return
-        for path in day.run_directories(outputs)[: -STALE_RUNS - 1 : -1]:
+        """Runs beside this one that say RUNNING without a trainer, or that a courier could not send. Newest first."""
+        outputs = day.outputs_of(directory, day_tag)
+        for path in day.run_directories(outputs)[: -STALE_RUNS - 1 : -1] if outputs else ():
             with contextlib.suppress(DaypointError, OSError):  # `daypoint ls` names what cannot be read
                 complained = RunFiles(path, day_tag).courier_log.exists()
-                if str(path) not in self._parcels and (is_abandoned(path) or complained):
+                if str(path) not in self._tasks and (is_abandoned(path) or complained):
                     yield path
 
     def _serve_stale(self) -> bool:
-        """One stretch of a run that another courier left, if nobody waits for us. True: there may be more."""
-        if any(parcel.closing for parcel in self._parcels.values()):
+        """One stretch of a run that another courier left, if no trainer is waiting. True: there may be more."""
+        if any(task.closing for task in self._tasks.values()):
             return False
         if time.monotonic() - self._trainer.hung_up_at > STALE_SECONDS:
             return False
-        if self._stale_parcel is None:
-            directory = next(self._stale, None)
+        if self._stale_task is None:
+            directory = next(self._stale or iter(()), None)
             if directory is None:
                 return False
-            self._stale_parcel = Parcel(directory, ours=False)
-        parcel = self._stale_parcel
+            self._stale_task = Task(directory, ours=False)
+        task = self._stale_task
         try:
-            if self._serve(parcel):
+            if self._serve(task):
                 return True
         except Exception as error:  # stands in its courier.log, and is tried again by the next courier
-            self._fail(parcel, error)
+            self._fail(task, error)
             with contextlib.suppress(DaypointError, OSError):
-                ending_of(RunFiles(parcel.directory, identity.read_run(parcel.directory)["day"]))
-        if parcel.shipment is not None:
-            parcel.shipment.close()
-        self._stale_parcel = None
+                ending_of(RunFiles(task.directory, identity.read_run(task.directory)["day"]))
+        task.close_shipment()
+        self._stale_task = None
         return True
 
     # ------------------------------------------------------------ the end
 
-    def _is_over(self, busy: bool) -> bool:
+    def _why_stop(self, busy: bool) -> str | None:
+        """Why this process should end now; None while it should go on."""
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
-            self._give_up("was told to stop")
-            return True
+            return "was told to stop"
         if not self._trainer.hung_up or busy or self._packager.is_busy:
-            return False
-        waiting = [parcel for parcel in self._parcels.values() if not parcel.hopeless]
-        if not waiting:
-            self._give_up("cannot go on")
-            return True
-        if now - self._progress_at > LINGER_SECONDS:
-            self._give_up(f"no progress for {LINGER_SECONDS:.0f} s")
-            return True
-        return False
+            return None
+        if all(task.lasting for task in self._tasks.values()):
+            return "cannot go on"
+        return f"no progress for {LINGER_SECONDS:.0f} s" if now - self._progress_at > LINGER_SECONDS else None
+
+    def _give_up(self, why: str) -> None:
+        self._packager.leave(why)
+        for task in self._tasks.values():
+            _log(
+                task.directory,
+                f"gave up ({why}); send the rest with: daypoint sync {shlex.quote(str(task.directory))}",
+            )
+            task.close_shipment()
 
     def _close_sweeps(self) -> None:
         """The process of a sweep says how it ended as the last thing it does; then its parent run gets its status."""
         deadline = time.monotonic() + SWEEP_SECONDS
         while self._sweeps and not self._trainer.is_dead and time.monotonic() < deadline:
             time.sleep(0.1)
-        for (uri, directory), experiment_id in self._sweeps.items():
-            try:
-                parent.update(self._clients[uri], experiment_id, directory)
-                if self._deadline is None and (
-                    complaint := parent.draw(self._clients[uri], experiment_id, directory)
-                ):
-                    _append(directory / "courier.log", complaint)
-            except Exception as error:  # `daypoint sync` does it again
-                _append(directory / "courier.log", one_line(error))
-
-    def _give_up(self, why: str) -> None:
-        self._packager.leave(why)
-        for parcel in self._parcels.values():
-            _append(
-                parcel.log,
-                f"gave up ({why}); send the rest with: daypoint sync {shlex.quote(str(parcel.directory))}",
-            )
-            if parcel.shipment is not None:
-                parcel.shipment.close()
+        for (_, directory), shipment in self._sweeps.items():
+            _log_failure(directory, shipment.update_parent)
+            if self._deadline is None:
+                _log_failure(directory, shipment.draw_parent)
 
 
-def _append(path: Path, text: str) -> None:
+def _log_failure(directory: Path, work: Callable[[], str | None]) -> None:
+    """Do something that `daypoint sync` does again if it fails now; why it failed stands in the courier.log."""
+    try:
+        complaint = work()
+    except Exception as error:  # whatever MLflow may raise
+        complaint = one_line(error)
+    if complaint is not None:
+        _log(directory, complaint)
+
+
+def _log(directory: Path, text: str) -> None:
+    path = RunFiles(directory, "").courier_log
     with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
         file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
 
 
 def main(trainer_pid: int) -> None:
-    """The process. Ctrl-C in the terminal is for the trainer, not for us."""
+    """The process. Ctrl-C in the terminal is for the trainer, not for this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(10)
     answers = os.dup(sys.stdout.fileno())
-    os.set_blocking(answers, False)
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # MLflow prints, and must not answer for us
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what MLflow prints must not mix with the answers
     delivery = Delivery(TrainerPipe(trainer_pid, sys.stdin.fileno(), answers))
     signal.signal(signal.SIGTERM, delivery.hurry)
     try:
         delivery.run()
-    except Exception:
-        delivery.crash()
+    except Exception as error:
+        delivery.crash(error)
         raise

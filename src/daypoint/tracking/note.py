@@ -1,7 +1,7 @@
-"""The note of a run in MLflow: what a person reads first on its page. What it is, how it went, how to get it back.
+"""Writes the text on a run's page in MLflow: what the run is, how it ended, and the commands to get it back.
 
-Markdown, made from the run directory when the run has ended. A note that somebody has edited is left alone (see
-`daypoint.tracking.shipment`). This module reads run.json and the cards, and knows no MLflow.
+It is Markdown, made from run.json and the identity cards when the run has ended. A text that somebody has edited is left
+alone (see `daypoint.tracking.shipment`). This module knows no MLflow.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _GROUPS = ("model", "optimizer", "scheduler", "loss", "data")
 
 
 def first_note(record: Mapping[str, Any], address: str) -> str:
-    """What stands there while the run goes."""
+    """The text while the run goes on."""
     return f"daypoint run of {record['day']}; see `daypoint show {address}`"
 
 
 def final_note(files: RunFiles, record: Mapping[str, Any], address: str, status: str) -> str:
-    """What stands there when the run has ended.
+    """The text when the run has ended.
 
     Args:
         record: its run.json.
-        address: how it is called.
+        address: its address, such as `20260328/141502-123456`.
     """
     attempt = record["attempts"][-1]
     seconds = sum(each.get("seconds") or 0.0 for each in record["attempts"])

@@ -1,9 +1,8 @@
-"""The parent run of a sweep in MLflow: its jobs are the children, it says what was tried and what was best.
+"""The parent run of a sweep in MLflow: its children are the jobs, and it shows what was tried and what was best.
 
-The first job that is sent makes it, whichever courier that is; then every job that ends, and the end of the sweep, bring it
-up to date from `sweep.json`. So it can be made anew from the directory, as everything in MLflow. What MLflow cannot
-change (params) is known from the start: the values that were tried. One number: at most four calls
-for each job that ends.
+The first job that is sent creates it; every job that ends, and the end of the sweep, update it from `sweep.json`. So it can
+be rebuilt from the directory, like everything in MLflow. Its params, which MLflow cannot change, are known from the start:
+they are the values that the sweep tries.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daypoint.base import day, keys
-from daypoint.base.errors import DaypointError
 from daypoint.record import sweep
 from daypoint.tracking import pictures
+from daypoint.tracking.tags import Tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 _LONGEST_NOTE_ROWS = 200
 
 
-def find_or_create(client: MlflowClient, experiment_id: str, directory: Path) -> str | None:
-    """The id of the parent run of a sweep in an experiment; None for a sweep without a manifest.
+def find_or_create(client: MlflowClient, experiment_id: str, directory: Path) -> Run:
+    """The parent run of a sweep in an experiment.
 
     Args:
         directory: the sweep directory.
@@ -35,28 +34,18 @@ def find_or_create(client: MlflowClient, experiment_id: str, directory: Path) ->
     Raises:
         MlflowException: MLflow could not be asked or told.
     """
-    try:
-        manifest = sweep.read(directory)
-    except DaypointError:
-        return None
-    return _find_or_create(client, experiment_id, directory, manifest).info.run_id
-
-
-def _find_or_create(
-    client: MlflowClient, experiment_id: str, directory: Path, manifest: Mapping[str, Any]
-) -> Run:
     from filelock import FileLock
     from mlflow.entities import Param, ViewType
 
+    manifest = sweep.read(directory)
     where = f"tags.`daypoint.uid` = '{manifest['uid']}'"
     with FileLock(directory / ".parent.lock", timeout=60):
         for run in client.search_runs([experiment_id], where, run_view_type=ViewType.ALL, max_results=1):
             return run
         name = f"{directory.parent.name}-{directory.name.removeprefix('sweep-').partition('-')[0]} sweep"
         name += f" {' × '.join(manifest['space'])}" if manifest["space"] else ""
-        run = client.create_run(
-            experiment_id, manifest["started_ms"], _first_tags(directory, manifest), name[:250]
-        )
+        tags = _first_tags(directory, manifest)
+        run = client.create_run(experiment_id, manifest["started_ms"], tags, name[:250])
         params = [
             Param(keys.mlflow_key(key), json.dumps(values, ensure_ascii=False)[:6000])
             for key, values in manifest["space"].items()
@@ -66,49 +55,45 @@ def _find_or_create(
 
 
 def update(client: MlflowClient, experiment_id: str, directory: Path) -> None:
-    """Bring the parent up to date with the manifest: counts, the best job, and the status when the sweep is over.
+    """Update the parent run from the manifest: counts, the best job, and the status when the sweep is over.
 
     Raises:
         MlflowException: it did not arrive.
     """
-    from mlflow.entities import Metric, RunTag
+    from mlflow.entities import Metric
 
     manifest = sweep.read(directory)
-    run = _find_or_create(client, experiment_id, directory, manifest)
-    run_id, told = run.info.run_id, run.data.tags
-    ended = sorted(
-        (job for _, job in sweep.jobs_of(manifest) if job.get("ended")), key=lambda job: job["ended"]
-    )
-    sent = int(told.get("daypoint.shipped_jobs", "0"))
+    run = find_or_create(client, experiment_id, directory)
+    run_id, tags = run.info.run_id, Tags(run.data.tags)
+    ended = [job for _, job in sweep.jobs_of(manifest) if job.get("ended")]
+    ended.sort(key=lambda job: job["ended"])
+    sent = int(tags.get("daypoint.shipped_jobs", "0"))
     points = [Metric(*point) for row in _points(ended)[sent:] for point in row]
     status = sweep.status_of(manifest)
-    tags = {
-        **_result_tags(directory, manifest),
-        "daypoint.shipped_jobs": str(len(ended)),
-        "daypoint.status": status,
-    }
-    if status != "RUNNING" and told.get("mlflow.note.content") == _first_note(directory):
-        tags["mlflow.note.content"] = _note(directory, manifest)
-    changed = [RunTag(name, text[:8000]) for name, text in sorted(tags.items()) if told.get(name) != text]
+    is_news = (run.info.status, tags.get("daypoint.status")) != (status, status)
+    for tag, text in _result_tags(directory, manifest).items():
+        tags.set(tag, text)
+    tags.set("daypoint.shipped_jobs", str(len(ended)))
+    tags.set("daypoint.status", status)
+    if status != "RUNNING" and tags.get("mlflow.note.content") == _first_note(directory):
+        tags.set("mlflow.note.content", _note(directory, manifest))
     for start in range(0, len(points), 900):
         client.log_batch(run_id, points[start : start + 900], synchronous=True)
     if status == "RUNNING":
         if run.info.status != "RUNNING":
             client.update_run(run_id, status="RUNNING")
-    elif run.info.status != status or told.get("daypoint.status") != status:
+    elif is_news:
         client.log_artifact(run_id, str(day.sweep_file(directory)))
-        client.set_terminated(
-            run_id, status, _ms(manifest["ended"] or (ended[-1]["ended"] if ended else None))
-        )
-    if changed:
-        client.log_batch(run_id, tags=changed, synchronous=True)
+        last = manifest["ended"] or (ended[-1]["ended"] if ended else None)
+        client.set_terminated(run_id, status, None if last is None else _ms(last))
+    tags.send(client, run_id)
 
 
 def draw(client: MlflowClient, experiment_id: str, directory: Path) -> str | None:
-    """Give the parent of a sweep that is over its picture, unless it has it. Apart from `update`, for which trainers wait.
+    """Draw the picture of a sweep that is over, unless MLflow has it. Not part of `update`, for which trainers wait.
 
     Returns:
-        Why it could not be drawn, in words; None if it is there, or the sweep goes on.
+        Why it could not be drawn; None if it is there, or the sweep goes on.
 
     Raises:
         MlflowException: it did not arrive.
@@ -116,7 +101,7 @@ def draw(client: MlflowClient, experiment_id: str, directory: Path) -> str | Non
     manifest = sweep.read(directory)
     if sweep.status_of(manifest) == "RUNNING":
         return None
-    run = _find_or_create(client, experiment_id, directory, manifest)
+    run = find_or_create(client, experiment_id, directory)
     shows = f"{sum(bool(job.get('ended')) for _, job in sweep.jobs_of(manifest))} jobs"
     return pictures.draw_sweep(client, run.info.run_id, manifest, shows, run.data.tags)
 
@@ -149,9 +134,8 @@ def _result_tags(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]
 def _points(ended: list[dict[str, Any]]) -> list[list[tuple[str, float, int, int]]]:
     """After each job that ended (key, value, milliseconds, jobs so far): how many there are, and the best so far."""
     metrics = {job.get("metric") for job in ended if job["status"] in sweep.DONE}
-    key = (
-        f"best/{keys.mlflow_key(metrics.pop() or 'value')}" if len(metrics) == 1 else None
-    )  # else they do not compare
+    # Jobs of different metrics cannot be compared.
+    key = f"best/{keys.mlflow_key(metrics.pop() or 'value')}" if len(metrics) == 1 else None
     is_less_better = "min" in {job.get("mode") for job in ended}
     rows = []
     finished = failed = 0
@@ -191,5 +175,5 @@ def _address(directory: Path) -> str:
     return f"{directory.parent.name}/{directory.name}"
 
 
-def _ms(moment: str | None) -> int | None:
-    return None if moment is None else int(datetime.fromisoformat(moment).timestamp() * 1000)
+def _ms(moment: str) -> int:
+    return int(datetime.fromisoformat(moment).timestamp() * 1000)

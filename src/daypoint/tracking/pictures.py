@@ -1,10 +1,9 @@
-"""Pictures in MLflow: the learning curves of a run, `curves.png`, and what a sweep found, `sweep.png`.
+"""Draws the pictures that MLflow shows: the learning curves of a run, `curves.png`, and the result of a sweep, `sweep.png`.
 
-They are drawn from the files of the run after everything else is in MLflow and whoever waited for that was
-told, since importing matplotlib alone takes longer than all the rest. What is drawn is written in the tag
-`daypoint.picture`, so a picture that is there is not drawn again, one that is missing is drawn by the next
-`daypoint sync`, and a run that went on gets a new one. A picture that cannot be drawn is a remark in that
-tag, and nothing else fails for it. One number: 0.2 s of CPU for a run of 1,000 steps.
+They are drawn when everything else is in MLflow and whoever waited for that was told, because importing matplotlib takes
+longer than all the rest. The tag `daypoint.picture` says which state of the run was drawn: what exists is not drawn again,
+what is missing is drawn by the next `daypoint sync`, and a run that went on gets a new picture. Why a picture cannot be drawn
+is written in that tag, and nothing else fails because of it. This module knows nothing of the courier.
 """
 
 from __future__ import annotations
@@ -24,17 +23,15 @@ if TYPE_CHECKING:
 TAG = "daypoint.picture"
 
 
-def draw_run(
-    client: MlflowClient, run_id: str, directory: Path, tags: Mapping[str, str] | None = None
-) -> str | None:
-    """Draw the curves of a run that has ended, unless that was done already.
+def draw_run(client: MlflowClient, run_id: str, directory: Path, tags: Mapping[str, str]) -> str | None:
+    """Draw the learning curves of a run that has ended, unless that was done already.
 
     Args:
         directory: the run directory.
-        tags: those that MLflow has, if they are known.
+        tags: those that MLflow has.
 
     Returns:
-        Why it could not be drawn, in words; None if it is there.
+        Why it could not be drawn; None if it is there.
 
     Raises:
         MlflowException: it did not arrive.
@@ -46,9 +43,8 @@ def draw_run(
     def draw(path: Path) -> None:
         from daypoint.plots import curves, curves_figure
 
-        run = curves.load(
-            run_files, record, address=day.address_in_day(directory, record["day"]), status=record["status"]
-        )
+        address = day.address_in_day(directory, record["day"])
+        run = curves.load(run_files, record, address=address, status=record["status"])
         curves_figure.draw_curves([run], list(run.curves) or curves.default_metrics(record) or ["loss"], path)
 
     return _send(client, run_id, "curves.png", shows, draw, tags)
@@ -57,7 +53,7 @@ def draw_run(
 def draw_sweep(
     client: MlflowClient, run_id: str, manifest: Mapping[str, Any], shows: str, tags: Mapping[str, str]
 ) -> str | None:
-    """Draw what the jobs of a sweep that is over were worth, unless that was done already. As `draw_run`.
+    """Draw the values of the jobs of a sweep that is over, unless that was done already. As `draw_run`.
 
     Args:
         manifest: the content of sweep.json.
@@ -65,9 +61,9 @@ def draw_sweep(
     """
 
     def draw(path: Path) -> None:
-        from daypoint.plots import sweep as sweep_plot
+        from daypoint.plots import sweep
 
-        sweep_plot.draw_sweep(manifest, path)
+        sweep.draw_sweep(manifest, path)
 
     return _send(client, run_id, "sweep.png", shows, draw, tags)
 
@@ -78,19 +74,16 @@ def _send(
     name: str,
     shows: str,
     draw: Callable[[Path], None],
-    tags: Mapping[str, str] | None,
+    tags: Mapping[str, str],
 ) -> str | None:
-    told = (client.get_run(run_id).data.tags if tags is None else tags).get(TAG, "")
-    if told.partition(":")[0] == shows:
+    if tags.get(TAG, "").partition(":")[0] == shows:
         return None
     complaint = None
     with tempfile.TemporaryDirectory(prefix="daypoint-") as directory:
         path = Path(directory) / name
         try:
             draw(path)
-        except (
-            Exception
-        ) as error:  # whatever a drawing library may raise over whatever was logged: said in the tag
+        except Exception as error:  # whatever a drawing library may raise
             complaint = f"{name} cannot be drawn: {type(error).__name__}: {error}"[:500]
         else:
             client.log_artifact(run_id, str(path))

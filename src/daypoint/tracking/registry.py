@@ -1,10 +1,9 @@
-"""The registry: a run's packaged model in MLflow, a logged model of the run and a registered version.
+"""Sends a packaged model to MLflow: as a logged model of its run, and as a version of a registered model.
 
-The registered model has the name of the experiment, a version for each packaged checkpoint, and an alias for
-each day. What is there is found by its tags and not made again, so sending twice is harmless, and a store
-made anew gets the same from the run directories. Only what is as it was packaged is sent. This module knows
-no torch and opens no store: who calls it has the client and the lock on sending the run. One number: 0.12 s
-of CPU for a small model, 0.04 s to see that it is there.
+The registered model has the name of the experiment, a version for each packaged checkpoint, and an alias for each day. What
+exists is found by its tags and not made again, so sending twice is harmless, and a new store gets the same models from the
+run directories. A package that was changed after it was made is not sent. This module imports no torch and opens no store:
+the caller has the client and the lock on sending the run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,8 @@ from daypoint.record import manifest, pins
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion
+
+    from daypoint.tracking.shipment import Shipment
 
 _SEAL = "daypoint.card_sha256"
 
@@ -36,7 +36,7 @@ class Registered:
 
     Attributes:
         name, version: of the registered model.
-        alias: the day, if this version has its alias; None if another one has it, or none.
+        alias: the day, if this version has the alias of the day.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Registered:
 
     @property
     def uri(self) -> str:
-        """`models:/digits@20260328`, or `models:/digits/3` for a version that has not the alias of its day."""
+        """`models:/digits@20260328`, or `models:/digits/3` for a version without the alias of its day."""
         return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
 
 
 def model_name(experiment: str) -> str:
-    """The registered model of an experiment: its name, without what MLflow refuses or misunderstands.
+    """The name of the registered model of an experiment: the experiment's, without characters that MLflow refuses.
 
-    A name that had to be changed ends in a hash of the experiment's: two experiments never share a model.
+    A name that had to be changed ends in a hash of the experiment's, so that two experiments never share a model.
     """
     plain = re.sub(r"[/:@#?%\\\x00-\x1f\x7f]+", "-", experiment).strip(" .")[:200]
     if plain == experiment:
@@ -60,16 +60,12 @@ def model_name(experiment: str) -> str:
     return f"{plain or 'model'}-{hashlib.sha256(experiment.encode()).hexdigest()[:8]}"
 
 
-def register(
-    client: MlflowClient, directory: Path, address: str, run_id: str, experiment_id: str
-) -> Registered:
-    """Make sure that MLflow has the packaged model of a run, and the alias if it is due to it.
+def register(client: MlflowClient, run: Shipment) -> Registered:
+    """Make sure that MLflow has the packaged model of a run, and the alias of its day if this model should have it.
 
     Args:
         client: of the store.
-        directory: the run directory, absolute.
-        address: how the run is called.
-        run_id, experiment_id: what MLflow calls the run, which it has.
+        run: a run that MLflow has.
 
     Raises:
         PackageError: the package was changed after it was made.
@@ -77,81 +73,69 @@ def register(
     """
     from mlflow.exceptions import MlflowException
 
-    package = RunFiles(directory, "").package
+    package = RunFiles(run.directory, "").package
     facts = manifest.trusted(package)
     name = model_name(facts["experiment"])
-    model = _logged_model(client, package, facts, address, run_id, experiment_id)
+    model = _logged_model(client, package, facts, run)
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    found = _version(client, name, run_id, facts)
-    if found is None:
-        found = client.create_model_version(
+    versions = client.search_model_versions(f"run_id = '{run.run_id}'")
+    sent = [each for each in versions if each.name == name and each.tags.get(_SEAL) == facts["card_sha256"]]
+    found = (
+        sent[0]
+        if sent
+        else client.create_model_version(
             name,
             # Not models:/ID, which MLflow looks up in whatever store the environment names.
             source=model.artifact_location,
-            run_id=run_id,
-            tags=_tags(facts, address),
-            description=_description(facts, address, name),
+            run_id=run.run_id,
+            tags=_tags(facts, run.address),
+            description=_description(facts, run.address, name),
             model_id=model.model_id,
         )
-    _link(client, model.model_id, name, str(found.version))
-    registered = Registered(name, str(found.version), None)
-    outputs = day.outputs_of(directory, facts["day"])
-    if outputs is None:
-        return registered
-    with pins.held_aliases(outputs, facts["day"]) as aliases:
-        due = aliases.get(facts["experiment"])
-        if due != {"uid": facts["uid"], "card_sha256": facts["card_sha256"]}:
-            return registered
-        client.set_registered_model_alias(name, facts["day"], registered.version)
-    return replace(registered, alias=facts["day"])
+    )
+    version, alias = str(found.version), None
+    _link(client, model.model_id, name, version)
+    if (outputs := day.outputs_of(run.directory, facts["day"])) is not None:
+        holder = {"uid": facts["uid"], "card_sha256": facts["card_sha256"]}
+        with pins.held_aliases(outputs, facts["day"]) as aliases:
+            if aliases.get(facts["experiment"]) == holder:
+                client.set_registered_model_alias(name, facts["day"], version)
+                alias = facts["day"]
+    return Registered(name, version, alias)
 
 
-def _version(client: MlflowClient, name: str, run_id: str, facts: dict[str, Any]) -> ModelVersion | None:
-    for version in client.search_model_versions(f"run_id = '{run_id}'"):
-        if version.name == name and version.tags.get(_SEAL) == facts["card_sha256"]:
-            return version
-    return None
-
-
-def _logged_model(
-    client: MlflowClient,
-    package: Path,
-    facts: dict[str, Any],
-    address: str,
-    run_id: str,
-    experiment_id: str,
-) -> LoggedModel:
+def _logged_model(client: MlflowClient, package: Path, facts: dict[str, Any], run: Shipment) -> LoggedModel:
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
-    where = f"source_run_id = '{run_id}'"
-    model = None
-    for candidate in client.search_logged_models([experiment_id], where):
-        if candidate.tags.get(_SEAL) == facts["card_sha256"]:
-            model = candidate
-    if model is None:
-        model = client.create_logged_model(
-            experiment_id,
+    found = client.search_logged_models([run.experiment_id], f"source_run_id = '{run.run_id}'")
+    sent = [each for each in found if each.tags.get(_SEAL) == facts["card_sha256"]]
+    model = (
+        sent[-1]
+        if sent
+        else client.create_logged_model(
+            run.experiment_id,
             name=re.sub(r"[/:.%\"']+", "-", model_name(facts["experiment"])),
-            source_run_id=run_id,
-            tags=_tags(facts, address),
+            source_run_id=run.run_id,
+            tags=_tags(facts, run.address),
         )
+    )
     if model.status != LoggedModelStatus.READY:
         with tempfile.TemporaryDirectory(prefix="daypoint-") as scratch:
-            copy = _copy_for(model.model_id, run_id, package, facts, Path(scratch, "model"))
+            copy = _copy_for(model.model_id, run.run_id, package, facts, Path(scratch, "model"))
             client.log_model_artifacts(model.model_id, str(copy))
         model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-    outputs = client.get_run(run_id).outputs
+    outputs = client.get_run(run.run_id).outputs
     if model.model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=facts["step"])])
+        client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=facts["step"])])
     return model
 
 
 def _copy_for(model_id: str, run_id: str, package: Path, facts: dict[str, Any], target: Path) -> Path:
-    """A copy of the package whose MLmodel says, as MLflow's own do, which model of which run it is."""
+    """A copy of the package with the ids of model and run in its MLmodel, where MLflow itself puts them."""
     from mlflow.models import Model
 
     shutil.copytree(package, target, ignore=shutil.ignore_patterns("__pycache__"))
@@ -164,7 +148,7 @@ def _copy_for(model_id: str, run_id: str, package: Path, facts: dict[str, Any], 
 
 
 def _link(client: MlflowClient, model_id: str, name: str, version: str) -> None:
-    """Tell the logged model of its version, as MLflow's own registering does; its page shows it."""
+    """Tell the logged model of its version, as `mlflow.register_model` does; its page shows it."""
     from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
     known = json.loads(client.get_logged_model(model_id).tags.get(MLFLOW_MODEL_VERSIONS, "[]"))

@@ -1,8 +1,8 @@
-"""The MLflow store: which address it has, and how it is opened without harm.
+"""Finds, checks and opens the MLflow store, the database or server in which MLflow keeps runs.
 
-Addresses become absolute once. A SQLite store gets its tables before anyone else can see the file. This module knows
-nothing of runs, and imports mlflow only inside the functions that open a store: the training process uses the others.
-One number: the tables are made in 1.3 s. MLflow alone needs 5.6 s on a disk, and fails when two processes try at once.
+Addresses become absolute once. A SQLite store gets its tables before anyone else can see the file, because MLflow's own
+way takes four times as long and fails when two processes do it at once. This module knows nothing of runs. It imports
+mlflow only inside the functions that open a store, so that the training process can use the others.
 """
 
 from __future__ import annotations
@@ -25,34 +25,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from daypoint.base.errors import ConfigError, StoreError
-from daypoint.base.keys import epoch_key, flatten, mlflow_key, name_of
 from daypoint.base.redaction import redact_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = [
-    "UI_ADDRESS",
-    "analyze",
-    "artifact_root",
-    "check_experiment",
-    "complaint",
-    "connect",
-    "epoch_key",
-    "flatten",
-    "load_mlflow",
-    "mlflow_key",
-    "name_of",
-    "page_of",
-    "prepare",
-    "run_url",
-    "sqlite_path",
-    "tracking_uri",
-]
-
 UI_ADDRESS = "http://127.0.0.1:5000"
 """Where `daypoint ui` serves, unless it is told another port."""
 
+_DATABASES = ("postgresql", "mysql", "mssql")
 _TABLES = {"alembic_version", "latest_metrics", "metrics", "params", "runs", "tags"}
 
 
@@ -67,7 +48,7 @@ def tracking_uri(uri: str | None, root: Path) -> str:
         root: the project. A relative SQLite path is relative to it, never to the working directory.
 
     Raises:
-        ConfigError: it is nothing that can be used; a file store in particular.
+        ConfigError: the address cannot be used; that of a file store in particular.
     """
     setting = "tracking.uri"
     if uri is None:
@@ -81,17 +62,15 @@ def tracking_uri(uri: str | None, root: Path) -> str:
     if scheme in ("http", "https"):
         _check_host(uri, setting)
         return uri.rstrip("/")
-    if uri == "databricks" or scheme in ("databricks", "databricks-uc", "uc", "postgresql", "mysql", "mssql"):
+    plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="mlflow.tracking_store")}
+    if uri == "databricks" or scheme in {"databricks", "databricks-uc", "uc", *_DATABASES, *plugins}:
         return uri
     if scheme in (None, "file"):
         raise ConfigError(
-            f"{setting}: expected a database or a server, found the file store {uri!r}; MLflow has closed file stores "
-            "since 3.13 (they open only with MLFLOW_ALLOW_FILE_STORE=true, and keep a point twice that is sent twice); "
+            f"{setting}: expected a database or a server, found the file store {uri!r}; MLflow closed file stores in "
+            "3.13 (they open only with MLFLOW_ALLOW_FILE_STORE=true, and store a point that is sent twice two times); "
             "use sqlite:///mlruns/mlflow.db, and move old runs into it with `mlflow migrate-filestore`"
         )
-    plugins = importlib.metadata.entry_points(group="mlflow.tracking_store")
-    if scheme in {plugin.name for plugin in plugins}:
-        return uri
     raise ConfigError(
         f"{setting}: expected sqlite:///FILE, http(s)://HOST, postgresql://…, mysql://…, mssql://… or databricks, "
         f"found {uri!r}"
@@ -102,7 +81,7 @@ def _check_host(uri: str, setting: str) -> None:
     try:
         there = urlsplit(uri)
         is_whole = bool(there.hostname) and there.port != 0 and uri.isprintable()
-    except ValueError:  # a port that is none
+    except ValueError:  # the port is not a number, or too large
         is_whole = False
     if not is_whole:
         raise ConfigError(
@@ -140,20 +119,24 @@ def artifact_root(uri: str, root: Path) -> str | None:
 
 
 def _is_database(uri: str) -> bool:
-    return uri.startswith(("sqlite", "postgresql", "mysql", "mssql"))
+    return uri.startswith(("sqlite", *_DATABASES))
 
 
 def run_url(uri: str, experiment_id: str, run_id: str) -> str:
     """The page of a run: a URL on a server, else the part that comes after the address of `daypoint ui`."""
     # Without the type MLflow 3.17 shows its pages for language models.
     page = f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
-    # It is printed, so without the password that may stand in the address.
-    return f"{re.sub('//[^/@]*@', '//', uri)}/{page}" if uri.startswith("http") else page
+    return f"{without_password(uri)}/{page}" if uri.startswith("http") else page
+
+
+def without_password(uri: str) -> str:
+    """The address without name and password, to be printed."""
+    return re.sub("//[^/@]*@", "//", uri)
 
 
 def page_of(uri: str, uid: str) -> str | None:
-    """The page of the run that was sent under this uid, without importing mlflow; None if it cannot be told: it was not sent
-    yet, or the store is not a SQLite file.
+    """The page of the run that was sent under this uid, found without importing mlflow; None if the run was not sent yet, or
+    the store is not a SQLite file.
     """
     path = sqlite_path(uri)
     if path is None or not path.exists():
@@ -173,12 +156,12 @@ def page_of(uri: str, uid: str) -> str | None:
 
 
 def check_experiment(uri: str, name: str) -> None:
-    """Look whether the store can take runs of this experiment, without waiting and without importing mlflow.
+    """Check that the store can take runs of this experiment, without waiting and without importing mlflow.
 
-    Only what is sure to fail is refused: a store that is locked, away or not there yet passes; servers are not asked.
+    Only what is sure to fail is refused: a store that is locked or does not exist yet passes; servers are not asked.
 
     Raises:
-        ConfigError: the name cannot be one of an experiment.
+        ConfigError: no experiment can have this name.
         StoreError: the experiment was deleted or belongs to a server, or the store is damaged.
     """
     if not 0 < len(name) <= 500:
@@ -213,7 +196,7 @@ def _move(path: Path, suffix: str) -> str:
 
 
 def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str) -> str | None:
-    """What keeps runs out of an experiment that is there already, in words; None if nothing does."""
+    """Why an existing experiment cannot take runs; None if it can."""
     other = "choose another name with tracking.experiment=NAME"
     if stage == "deleted":
         return (
@@ -244,7 +227,7 @@ def _query(path: Path, statement: str, *values: str) -> list[tuple[Any, ...]]:
 
 
 def _is_half_made(path: Path) -> bool:
-    """Whether tables are missing or left over from a migration, and nobody is at work on them."""
+    """Whether tables are missing or left over from a migration, and no process is working on them."""
     for _ in range(2):
         tables = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         missing = "experiments" in tables and _TABLES - tables
@@ -261,13 +244,14 @@ def _is_half_made(path: Path) -> bool:
 
 
 def prepare(uri: str) -> None:
-    """Make sure that the store has its tables, whoever and how many come at the same time.
+    """Make sure that the store has its tables, however many processes do so at the same time.
 
     The tables of a SQLite store are made in a file of another name, which is then renamed: nobody sees, and no crash
-    leaves, a store that is half made. Other databases are prepared behind a lock of this machine.
+    leaves, a half-made store. Other databases are prepared under a lock of this machine.
 
     Raises:
-        StoreError: the store is of another MLflow version, or another process has been preparing it for minutes.
+        StoreError: the tables are of another MLflow version, the store cannot be written, or another process has been
+            preparing it for two minutes.
     """
     if not _is_database(uri):
         return
@@ -323,7 +307,7 @@ def _create(path: Path) -> None:
     def hurry(connection: Any, _: object) -> None:
         connection.execute("PRAGMA synchronous = OFF")  # one fsync at the end instead of hundreds
 
-    for leftover in path.parent.glob(f".{path.name}.*.tmp*"):  # of one that was killed: we have the lock
+    for leftover in path.parent.glob(f".{path.name}.*.tmp*"):  # of a process that was killed
         leftover.unlink()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     event.listen(Engine, "connect", hurry)
@@ -347,15 +331,14 @@ def connect(uri: str) -> MlflowClient:
 
 
 def load_mlflow() -> None:
-    """Import mlflow, with patience and noise turned down. What the user has set in the environment stays."""
+    """Import mlflow with short timeouts and little output. What the user has set in the environment stays."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")  # seconds
-    os.environ.setdefault(
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"
-    )  # the courier itself tries again, and says so
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a process nobody sees should not phone home
+    # The courier itself tries again, and reports it.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    # Or a model takes the pyproject.toml along that happens to lie in the working directory.
+    # Otherwise MLflow puts a pyproject.toml that happens to lie in the working directory into a model.
     os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -365,10 +348,7 @@ def load_mlflow() -> None:
 
 
 def analyze(uri: str) -> None:
-    """Give SQLite the statistics without which charts of many runs are slow (275 ms become 7 ms). Never waits long.
-
-    Measured: 43 ms at 10 million points, because the analysis is limited to 100,000 rows of an index.
-    """
+    """Give SQLite the statistics that make charts of many runs fast (275 ms become 7 ms). Waits two seconds at most."""
     path = sqlite_path(uri)
     if path is None or not path.exists():
         return
@@ -388,7 +368,7 @@ def put_aside(uri: str) -> Path | None:
         What the store is called now; None if there was none.
 
     Raises:
-        StoreError: it is no SQLite store; those of a server are for its administrator.
+        StoreError: it is not a SQLite store.
     """
     path = sqlite_path(uri)
     if path is None:

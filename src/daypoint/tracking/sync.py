@@ -1,8 +1,7 @@
-"""Sync: send runs to MLflow now, in this process, and say what happened to each. Any number of times, from anywhere.
+"""`daypoint sync`: sends runs to MLflow now, in this process, and reports what happened to each.
 
-It does what the courier does, with the same `Shipment`, so what is there already is not sent again, and on an empty store
-it rebuilds everything. It leaves runs alone that a courier is sending at this moment. This module starts no process.
-One number: 13 ms for a run of which everything is there.
+It uses the same `Shipment` as the courier, so what MLflow has is not sent again, and an empty store is filled from the run
+directories. Runs that a courier is sending at this moment are left alone. This module starts no process.
 """
 
 from __future__ import annotations
@@ -44,14 +43,12 @@ class Sent:
     outcome: str
     text: str
     points: int = 0
-    run_id: str | None = None
-    experiment_id: str | None = None
     model: Registered | None = None
 
 
 @dataclass
 class Report:
-    """What became of all of them."""
+    """What became of all runs."""
 
     runs: list[Sent] = field(default_factory=list)
 
@@ -71,14 +68,12 @@ class Report:
 
 
 def sync(directories: Iterable[Path], uri: str | None = None, *, wait_seconds: float = 30.0) -> Report:
-    """Send to MLflow what is not there yet of these runs.
+    """Send to MLflow what it lacks of these runs. Errors of a single run are not raised but reported.
 
     Args:
         directories: run directories.
         uri: another store than the one that each run was made for, absolute.
         wait_seconds: how long to wait for another process that is sending a run whose trainer is gone.
-
-    Never raises for a single run: the report says what went wrong with it.
     """
     report = Report()
     clients: dict[str, MlflowClient] = {}
@@ -98,8 +93,7 @@ def sync(directories: Iterable[Path], uri: str | None = None, *, wait_seconds: f
 def _sync_one(
     directory: Path, uri: str | None, clients: dict[str, Any], down: dict[str, str], wait_seconds: float
 ) -> Sent:
-    record = identity.read_run(directory)
-    address, artifacts = store_of(directory, record)
+    address, artifacts = store_of(directory, identity.read_run(directory))
     if uri is not None:
         address, artifacts = uri, store.artifact_root(uri, day.project_root(directory))
     if address is None:
@@ -109,49 +103,39 @@ def _sync_one(
     try:
         if address not in clients:
             clients[address] = open_store(address)
-        return _send(directory, record, clients[address], address, artifacts, wait_seconds)
+        deadline = time.monotonic() + wait_seconds
+        while (shipment := Shipment.begin(directory, clients[address], address, artifacts)) is None:
+            if journal.is_being_written(RunFiles(directory, "").journal):
+                return Sent(directory, "live", "its courier is sending it while it trains")
+            if time.monotonic() > deadline:
+                return Sent(directory, "busy", "another process is sending it; try again later")
+            time.sleep(0.2)
+        with shipment:
+            return _send(shipment, clients[address])
     except Exception as error:
         if is_down(error):
             down[address] = one_line(error)
         raise
 
 
-def _send(
-    directory: Path,
-    record: dict[str, Any],
-    client: MlflowClient,
-    uri: str,
-    artifacts: str | None,
-    wait_seconds: float,
-) -> Sent:
-    files = RunFiles(directory, record["day"])
-    deadline = time.monotonic() + wait_seconds
-    while (shipment := Shipment.begin(directory, client, uri, artifacts)) is None:
-        if journal.is_being_written(files.journal):
-            return Sent(directory, "live", "its courier is sending it while it trains")
-        if time.monotonic() > deadline:
-            return Sent(directory, "busy", "another process is sending it; try again later")
-        time.sleep(0.2)
-    with shipment:
-        while shipment.advance():
-            pass
-        ended = shipment.finish()
-        page = shipment.url if shipment.url.startswith("http") else f"{store.UI_ADDRESS}/{shipment.url}"
-        text = f"{shipment.status}, {shipment.points} points sent now, {page}"
-        if ended and (complaint := shipment.draw()):
-            text += f"; {complaint}"
-        if shipment.damage:
-            text += f"; the journal is damaged ({shipment.damage}), the rest is sent"
-        outcome, model = "sent" if ended else "live", None
-        if ended and files.package.exists():
-            try:
-                model = registry.register(
-                    client, directory, shipment.address, shipment.run_id, shipment.experiment_id
-                )
-                text += f", {model.uri}"
-            except PackageError as error:
-                outcome, text = "failed", f"{text}; its model was not sent: {error}"
-        return Sent(directory, outcome, text, shipment.points, shipment.run_id, shipment.experiment_id, model)
+def _send(shipment: Shipment, client: MlflowClient) -> Sent:
+    while shipment.advance():
+        pass
+    ended = shipment.finish()
+    page = shipment.url if shipment.url.startswith("http") else f"{store.UI_ADDRESS}/{shipment.url}"
+    text = f"{shipment.status}, {shipment.points} points sent now, {page}"
+    if ended and (complaint := shipment.draw()):
+        text += f"; {complaint}"
+    if shipment.damage:
+        text += f"; the journal is damaged ({shipment.damage}), the rest is sent"
+    outcome, model = "sent" if ended else "live", None
+    if ended and RunFiles(shipment.directory, "").package.exists():
+        try:
+            model = registry.register(client, shipment)
+            text += f", {model.uri}"
+        except PackageError as error:
+            outcome, text = "failed", f"{text}; its model was not sent: {error}"
+    return Sent(shipment.directory, outcome, text, shipment.points, model)
 
 
 def open_store(uri: str) -> MlflowClient:
@@ -175,7 +159,7 @@ def store_of(directory: Path, record: dict[str, Any]) -> tuple[str | None, str |
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line, for a report; those of daypoint say all that is needed, others get their type."""
+    """An error in one line, for a report; with its type unless it is one of daypoint's own."""
     lines = str(error).strip().splitlines()
     text = lines[0][:500] if lines else ""
     return text if isinstance(error, DaypointError) else f"{type(error).__name__}: {text}"

@@ -1,8 +1,8 @@
-"""MLflow's own pages on the project's store, opened where the runs in question are.
+"""`daypoint ui`: serves MLflow's own pages on the project's store, opened at the runs of certain days.
 
-MLflow 3.17 shows pages for language models unless its address says `workflowType=machine_learning`; ours say it. A day is a
-filter on the tag `date`; several days are one on the ids of their runs, since MLflow's search of tags knows no OR.
-One number: the server is ready after 4 s with one worker, after 11 to 16 with MLflow's default of four.
+MLflow shows pages for language models unless the address says `workflowType=machine_learning`; these addresses say it. One
+day is a filter on the tag `date`; several days are a filter on the ids of their runs, because MLflow's search for tags has no
+OR. This module does not draw anything itself.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ import urllib.request
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 from urllib.parse import quote
 
 from daypoint.base.errors import AddressError, StoreError
 from daypoint.tracking import store
 
-MOST_RUNS = 60
-"""In a filter by ids, which stands in the address."""
 READY_SECONDS = 60.0
+"""How long the server may take to start; with one worker it takes 4 s, with MLflow's default of four up to 16."""
 
 
 def serve(uri: str, root: Path, port: int, days: Sequence[str], open_browser: bool) -> int:
@@ -52,29 +50,19 @@ def serve(uri: str, root: Path, port: int, days: Sequence[str], open_browser: bo
     # The server looks for uvicorn on PATH, which an environment that was not activated does not offer.
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {**os.environ, "PATH": scripts, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    environment.setdefault("PYTHONWARNINGS", "ignore")  # of what MLflow is built on, for its makers
-    arguments = [
-        "--backend-store-uri",
-        uri,
-        "--registry-store-uri",
-        uri,
-        "--uvicorn-opts",
-        "--log-level warning",
-    ]
-    arguments += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    environment.setdefault("PYTHONWARNINGS", "ignore")  # meant for MLflow's developers
+    command = [sys.executable, "-m", "mlflow", "server", "--uvicorn-opts", "--log-level warning"]
+    command += ["--backend-store-uri", uri, "--registry-store-uri", uri]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     if artifacts := store.artifact_root(uri, root):
-        arguments += ["--default-artifact-root", artifacts]
+        command += ["--default-artifact-root", artifacts]
     print(f"MLflow on {uri}, Ctrl-C ends it", flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", *arguments]
     server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     said = threading.Thread(target=_pass_on, args=(server.stderr,), daemon=True)
     said.start()
 
-    def stop(number: int, _: FrameType | None) -> None:
-        server.send_signal(number)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server itself, whose end we wait for
+    signal.signal(signal.SIGTERM, lambda number, _: server.send_signal(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server itself; wait for its end
     if _is_ready(server, port):
         _point_to(f"http://127.0.0.1:{port}/{path}", open_browser)
     code = server.wait()
@@ -83,7 +71,7 @@ def serve(uri: str, root: Path, port: int, days: Sequence[str], open_browser: bo
 
 
 def page(uri: str, days: Sequence[str]) -> str:
-    """The page of these days, as it comes after the address of the server: `#/experiments/…`.
+    """The page of these days, as the part after the address of the server: `#/experiments/…`.
 
     Raises:
         AddressError: MLflow has no run of these days.
@@ -93,24 +81,19 @@ def page(uri: str, days: Sequence[str]) -> str:
         return f"#/experiments?{kind}"
     client = store.connect(uri)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    ids: dict[str, str] = {}
-    for day in days:
-        for run in client.search_runs(experiments, f"tags.date = '{day}'", max_results=1000):
-            ids[run.info.run_id] = run.info.experiment_id
-    if not ids:
+    runs = [
+        run.info
+        for day in days
+        for run in client.search_runs(experiments, f"tags.date = '{day}'", max_results=1000)
+    ]
+    if not runs:
         raise AddressError(
             f"{', '.join(days)}: MLflow has no run of that day; daypoint sync {days[0]} sends what there is"
         )
-    if len(days) == 1:
-        wanted = f'tags.date = "{days[0]}"'
-    elif len(ids) <= MOST_RUNS:
-        wanted = f"attributes.run_id IN ({', '.join(repr(run_id) for run_id in ids)})"
-    else:  # what all of the days begin with, such as a month
-        common = next(
-            days[0][:n] for n in range(8, -1, -1) if all(day.startswith(days[0][:n]) for day in days)
-        )
-        wanted = f'tags.date LIKE "{common}%"'
-    numbers = sorted(set(ids.values()))
+    wanted = f'tags.date = "{days[0]}"'
+    if len(days) > 1:
+        wanted = f"attributes.run_id IN ({', '.join(repr(run.run_id) for run in runs)})"
+    numbers = sorted({run.experiment_id for run in runs})
     where = f"{kind}&searchFilter={quote(wanted)}"
     if len(numbers) == 1:
         return f"#/experiments/{numbers[0]}/runs?{where}"
@@ -138,7 +121,7 @@ def _is_ready(server: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _pass_on(stream: IO[bytes]) -> None:
-    """Everything that the server says but its greeting, which no option silences."""
+    """Pass on everything that the server prints except its greeting, which no option turns off."""
     for line in stream:
         if not line.startswith(b"[MLflow] Security middleware enabled"):
             sys.stderr.write(line.decode(errors="replace"))

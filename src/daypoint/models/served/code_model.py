@@ -1,15 +1,14 @@
-"""A served model that is more than an exported program. MLflow copies this file into it and runs it there.
+"""A served model that is more than an exported program. MLflow copies this file into the package and runs it there.
 
-`plan.json` beside it says what there is to do:
+`plan.json` beside it says what to do:
 
-    columns   the raw columns of a table and the recipe of each; without it the input is taken as it is
-    target    mean and standard deviation of a regression's target, to answer in its own units
+    columns   the raw columns of a table and the recipe of each; without it the input is used as it is
+    target    mean and standard deviation of a regression's target, to answer in its units
     program   a torch.export program, or
-    model     the node of the config that builds the model anew; `weights` has its weights, `code` its modules
+    model     the config section that builds the model; `weights` has its weights, `code` its modules
     sha256    of the program or the weights, checked before either is opened
 
-Nothing is unpickled. This file refuses to know daypoint and the project in which the model was trained.
-One number: preparing costs 50 µs a column for one row, 1 µs a value for a thousand.
+Nothing is unpickled. This file imports nothing of daypoint or of the project in which the model was trained.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Served(PythonModel):
             self.model = rebuilt(plan["model"], data, paths.get("code"))
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> Any:
-        # An array comes too; but MLflow reads type hints, and warns of any that is not one of its own few.
+        # Arrays come too, but MLflow reads the type hint and warns of those that it does not know.
         is_frame = isinstance(model_input, pd.DataFrame)
         if self.columns is not None:
             rows = encode(model_input, self.columns)
@@ -99,7 +98,7 @@ def rebuilt(node: dict[str, Any], weights: Path, code: Path | None) -> torch.nn.
 
 @contextlib.contextmanager
 def _imports_from(code: Path | None) -> Iterator[None]:
-    """Import what lies in `code`, and forget it again: another model may have a module of the same name."""
+    """Import what lies in `code`, and forget it afterwards: another model may have a module of the same name."""
     if code is None:
         yield
         return
