@@ -340,8 +340,8 @@ class Run:
         if self._source is None:
             return {}
         built = scheduler.state_dict() if scheduler is not None else {}
-        state = checkpoint.restore(self._source, **self._objects)
-        self._parent = identity.reference(state.card, str(self._source.relative_to(self.directory)))
+        state, card = checkpoint.restore(self._source, **self._objects)
+        self._parent = identity.reference(card, str(self._source.relative_to(self.directory)))
         for note in state.notes:
             self._console.warn(note)
         changed = self._record["attempts"][-1]["changes"]
