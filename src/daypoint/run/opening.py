@@ -163,7 +163,7 @@ class _Opening:
         self._check_choices()
         self.job = hydra_app.current_job()
         if self.job is not None:
-            hydra_app.end_interrupts_with_a_word()
+            hydra_app.shorten_interrupts()
         self.console = RunConsole(quiet or not group.is_main())
 
     def _check_choices(self) -> None:
