@@ -49,6 +49,12 @@ _HOOK_VARIABLES = (
 )
 
 
+def generated_in(root: Path, outputs: Path) -> list[str]:
+    """The directories of a project that hold results, not code, relative to its root."""
+    inside = outputs != root and outputs.is_relative_to(root)
+    return [*GENERATED, *([str(outputs.relative_to(root))] if inside else [])]
+
+
 def versions() -> dict[str, str | None]:
     """The versions of Python, the platform and the packages that matter; None for one that is not installed."""
     system = platform.uname()
