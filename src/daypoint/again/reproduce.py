@@ -143,7 +143,7 @@ def _card(run: StoredRun, began: Mapping[str, Any], until: int | None) -> dict[s
 def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
     """What of the code is not as it was; empty if it is, or if nobody can tell."""
     generated = provenance.generated_in(script.root, outputs)
-    before, now = causes.code_of(run.record), provenance.git_state(script.root, generated=generated)
+    before, now = causes.code_of(run.record), provenance.inspect(script.root, generated=generated)[0]
     if before["commit"] is None:
         return []
     lines = causes.code_differs(before, now)
