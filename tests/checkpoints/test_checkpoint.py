@@ -252,7 +252,7 @@ from pathlib import Path
 import numpy as np
 import torch
 sys.path.insert(0, sys.argv[1])
-from crashes import RECORD, make, RunFiles, DAY
+from crashes import RECORD, make, write, RunFiles, DAY
 from daypoint.checkpoints import checkpoint
 from daypoint.record import shelf
 
@@ -287,7 +287,7 @@ def train(directory, make_optimizer, seed, until):
         scheduler.step()
         step += 1
         if step % 5 == 0:
-            checkpoint.save(files, step=step, epoch=0, record=RECORD, attempt=1, **parts)
+            write(files, step=step, epoch=0, record=RECORD, attempt=1, **parts)
 
 for name, make_optimizer in optimizers.items():
     for job in sys.argv[3:]:

@@ -45,6 +45,10 @@ RECORD = {
 }
 
 
+def write(files, **training):
+    return checkpoint.write(files, *checkpoint.take(**training, copy=False))
+
+
 def make(directory: Path) -> RunFiles:
     directory.mkdir(parents=True)
     identity.write_run(directory, RECORD)
@@ -60,7 +64,7 @@ def model_of(step: int, width: int = 8) -> torch.nn.Module:
 
 def put(files, step, *, attempt=1, metrics=None, record=RECORD, **more):
     """A checkpoint of a tiny model."""
-    return checkpoint.save(
+    return write(
         files,
         step=step,
         epoch=0,
@@ -77,7 +81,7 @@ def save(files: RunFiles, step: int, width: int = 8, attempt: int = 1) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, step)
-    return checkpoint.save(
+    return write(
         files,
         step=step,
         epoch=0,

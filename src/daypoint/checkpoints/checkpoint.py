@@ -40,25 +40,6 @@ _AT_FDCWD = -100
 # ---------------------------------------------------------------- saving
 
 
-def save(files: RunFiles, **what: Any) -> Path:
-    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
-
-    The same step saved again (a resumed run redoes steps) replaces the old one, in one system call where the
-    file system can exchange two directories.
-
-    Args:
-        what: as for `take`.
-
-    Returns:
-        The checkpoint directory.
-
-    Raises:
-        CheckpointError: something in it cannot be stored, or the disk did not take it; earlier checkpoints
-            are whole.
-    """
-    return write(files, *take(**what, copy=False))
-
-
 def take(
     *,
     step: int,
@@ -69,7 +50,7 @@ def take(
     parent: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> tuple[Snapshot, dict[str, Any]]:
-    """The first half of `save`: what a checkpoint of this moment holds, for `write`.
+    """What a checkpoint of this moment holds, for `write`.
 
     Args:
         step: steps done.
@@ -92,9 +73,19 @@ def take(
 
 
 def write(files: RunFiles, taken: Snapshot, card: Mapping[str, Any]) -> Path:
-    """The second half of `save`, which touches nothing of the live training and may run in another thread.
+    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
 
-    Returns and raises as `save`.
+    It touches nothing of the live training and may run in another thread. The same step saved again (a resumed run redoes
+    steps) replaces the old one, in one system call where the file system can exchange two directories.
+
+    Args:
+        taken, card: from `take`.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        CheckpointError: the disk did not take it; earlier checkpoints are whole.
     """
     from daypoint.checkpoints import tensorfile
 

@@ -160,8 +160,10 @@ def _given(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     job = hydra_app.current_job()
     given = []
     for key, value in overrides.parsed(job.overrides if job else []):
+        if key == "resume":
+            continue
         if job is None or key not in job.choices:
-            given += [(key, value)] if key != "resume" else []
+            given.append((key, value))
         elif (before := record["choices"].get(key)) != value:
             raise ConfigError(
                 f"resume: {key} was {before!r}, now {value!r}; a group cannot change when a run goes on: "
