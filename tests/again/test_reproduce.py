@@ -257,7 +257,7 @@ def test_saved_uncommitted_changes_are_offered_for_git_apply(app):
     git(app, "commit", "-qm", "first")
     (app.root / "app.py").write_text(APP.replace("cfg.seed", "cfg.seed + 1"))
     run = original(app)
-    run.files.uncommitted_diff().write_bytes(provenance.uncommitted_diff(app.root))
+    run.files.uncommitted_diff().write_bytes(provenance.inspect(app.root)[1])
     git(app, "checkout", "app.py")
     done = reproduce(app, run.address, code=1)
     assert f"git apply {run.files.uncommitted_diff()}" in done.stderr

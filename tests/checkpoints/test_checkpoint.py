@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from daypoint.base.day import RunFiles
 from daypoint.base.errors import CheckpointError
 from daypoint.checkpoints import checkpoint
-from daypoint.record import identity
+from daypoint.record import identity, shelf
 
 CRASHES = SUPPORT / "crashes.py"
 DAY = RECORD["day"]
@@ -65,7 +65,7 @@ def test_the_weights_are_a_plain_safetensors_file_for_everybody(files):
 def test_the_card_says_what_the_checkpoint_is(files):
     metrics = {"accuracy": 0.5, "loss": math.nan, "seen": 2**60}
     path = put(files, 12, attempt=2, metrics=metrics, parent={"uid": "x", "step": 6})
-    card = checkpoint.read_card(path)
+    card = shelf.read_card(path)
     assert card["uid"] == RECORD["uid"]
     assert (card["attempt"], card["step"], card["epoch"], card["day"]) == (2, 12, 0, DAY)
     assert card["metrics"] == {"accuracy": 0.5, "loss": pytest.approx(math.nan, nan_ok=True), "seen": 2**60}
@@ -86,7 +86,7 @@ def test_every_json_file_is_strict(files):
     path = put(files, 1, metrics={"accuracy": math.inf}, record=record, extra={"x": math.nan})
     for file in [*path.glob("*.json"), *files.checkpoints.glob("*.json")]:
         json.loads(file.read_bytes(), parse_constant=refuse)
-    config = checkpoint.read_card(path)["config"]
+    config = shelf.read_card(path)["config"]
     assert config["clip"] == math.inf
     assert math.isnan(config["nan"])
     assert config["big"] == 2**70
@@ -116,8 +116,8 @@ def test_the_pointers_name_the_last_and_the_best(files):
 def test_saving_a_step_again_replaces_it(files):
     save(files, 10)
     put(files, 10, attempt=2, metrics={"accuracy": 0.1})
-    assert checkpoint.read_card(files.checkpoint(10))["attempt"] == 2
-    assert checkpoint.verify(files.checkpoint(10)) == []
+    assert shelf.read_card(files.checkpoint(10))["attempt"] == 2
+    assert shelf.verify(files.checkpoint(10)) == []
     assert len(list(files.checkpoints.glob("*step*"))) == 1
 
 
@@ -125,7 +125,7 @@ def test_saving_a_step_again_moves_the_best_pointer_away_from_it(files):
     put(files, 1, metrics={"accuracy": 0.8})
     put(files, 2, metrics={"accuracy": 0.9})
     put(files, 2, attempt=2, metrics={"accuracy": 0.1})
-    assert checkpoint.best(files) == files.checkpoint(1)
+    assert shelf.best(files) == files.checkpoint(1)
     assert json.loads(files.pointer("best").read_bytes())["checkpoint"] == "step000001"
 
 
@@ -133,14 +133,14 @@ def test_saving_a_step_again_works_where_directories_cannot_be_exchanged(files, 
     monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
     save(files, 10)
     put(files, 10, attempt=2)
-    assert checkpoint.read_card(files.checkpoint(10))["attempt"] == 2
+    assert shelf.read_card(files.checkpoint(10))["attempt"] == 2
     assert len(list(files.checkpoints.glob("*step*"))) == 1
 
 
 def test_steps_beyond_a_million_are_in_order(files):
     for step in (999_999, 1_000_000):
         put(files, step)
-    assert checkpoint.latest(files).path == files.checkpoints / "step1000000"
+    assert shelf.latest(files).path == files.checkpoints / "step1000000"
 
 
 def test_an_unwritable_place_is_named(files):
@@ -252,8 +252,9 @@ from pathlib import Path
 import numpy as np
 import torch
 sys.path.insert(0, sys.argv[1])
-from crashes import RECORD, make, RunFiles, DAY
+from crashes import RECORD, make, write, RunFiles, DAY
 from daypoint.checkpoints import checkpoint
+from daypoint.record import shelf
 
 optimizers = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
@@ -273,8 +274,8 @@ def train(directory, make_optimizer, seed, until):
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     files = RunFiles(directory, DAY) if directory.is_dir() else make(directory)
-    found = checkpoint.latest(files).path
-    step = 0 if found is None else checkpoint.restore(found, **parts).step
+    found = shelf.latest(files).path
+    step = 0 if found is None else checkpoint.restore(found, **parts)[1]["step"]
     while step < until:
         x = torch.randn(8, 4)
         def closure():
@@ -286,7 +287,7 @@ def train(directory, make_optimizer, seed, until):
         scheduler.step()
         step += 1
         if step % 5 == 0:
-            checkpoint.save(files, step=step, epoch=0, record=RECORD, attempt=1, **parts)
+            write(files, step=step, epoch=0, record=RECORD, attempt=1, **parts)
 
 for name, make_optimizer in optimizers.items():
     for job in sys.argv[3:]:
@@ -309,9 +310,9 @@ def test_a_training_resumed_in_a_new_process_ends_with_the_same_bytes(tmp_path):
 def test_restore_tells_where_the_training_stands(files):
     path = save(files, 10)
     model = model_of(0)
-    state = checkpoint.restore(path, model=model)
-    assert (state.step, state.epoch, state.extra) == (10, 0, {"step": 10})
+    state, card = checkpoint.restore(path, model=model)
+    assert (card["step"], card["epoch"], state.extra) == (10, 0, {"step": 10})
     assert (model.weight == 10).all()
-    parent = identity.reference(state.card, str(path))
+    parent = identity.reference(card, str(path))
     assert parent["uid"] == RECORD["uid"]
-    assert parent["card_sha256"] == state.card["card_sha256"]
+    assert parent["card_sha256"] == card["card_sha256"]

@@ -13,7 +13,7 @@ from waiting import until
 from daypoint.base import day, files
 from daypoint.base.errors import AddressError, ConfigError, RunError
 from daypoint.hydra.overrides import flag_repeated_keys
-from daypoint.hydra.sweep_resume import expand_resume
+from daypoint.hydra.sweep import expand_resume
 from daypoint.record import identity, sweep
 from daypoint.tracking import parent
 

@@ -170,10 +170,11 @@ def test_a_value_that_is_no_plain_data_says_what_to_give_instead(value, remedy):
 
 
 def test_ctrl_c_is_a_word_unless_somebody_has_a_hook_of_ones_own(monkeypatch, capsys):
-    heard = []
-    monkeypatch.setattr(hydra_app, "_hook_before", sys.__excepthook__)
-    hydra_app._interrupted(KeyboardInterrupt, KeyboardInterrupt(), None)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    hydra_app.shorten_interrupts()
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert capsys.readouterr().err == "interrupted\n"
-    monkeypatch.setattr(hydra_app, "_hook_before", lambda *given: heard.append(given[0]))
-    hydra_app._interrupted(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert heard == [KeyboardInterrupt]
+    own = lambda *given: None  # noqa: E731
+    monkeypatch.setattr(sys, "excepthook", own)
+    hydra_app.shorten_interrupts()
+    assert sys.excepthook is own

@@ -14,8 +14,7 @@ from projects import REPOSITORY
 
 import daypoint
 from daypoint.base.errors import AddressError, CheckpointError, ConfigError, RunError
-from daypoint.checkpoints import checkpoint
-from daypoint.record import catalog, identity, journal
+from daypoint.record import catalog, identity, journal, shelf
 from daypoint.record.replay import valid_events
 from daypoint.run import resume
 
@@ -58,7 +57,7 @@ def crash_at(monkeypatch):
 
 
 def last_weights(run):
-    path = checkpoint.latest(run.files).path
+    path = shelf.latest(run.files).path
     return next(path.glob("model_*.safetensors")).read_bytes()
 
 
@@ -176,7 +175,7 @@ def test_a_new_learning_rate_is_the_one_that_trains(tmp_path, train_main, finish
     for step, _, metrics in batches(run)[10:]:
         expected = old * 10 * 0.5 * (1 + math.cos(math.pi * (step - 1) / 17))
         assert metrics["lr"] == pytest.approx(expected, rel=1e-9)
-    card = checkpoint.read_card(checkpoint.latest(run.files).path)
+    card = shelf.read_card(shelf.latest(run.files).path)
     assert card["config"]["optimizer"]["lr"] == old * 10
     assert card["parent"]["step"] == 9
 
@@ -215,7 +214,7 @@ def test_the_recorded_config_counts_and_not_todays_files(tmp_path, train_main, f
 def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(
     tmp_path, train_main, finished, capsys
 ):
-    newest = checkpoint.latest(finished.files).path
+    newest = shelf.latest(finished.files).path
     weights = next(newest.glob("model_*.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -226,7 +225,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert "resuming at step 6" in said.out
     run = only_run(tmp_path)
     assert [epoch["epoch"] for epoch in run.epochs] == [0, 1, 2]
-    assert checkpoint.verify(checkpoint.latest(run.files).path) == []
+    assert shelf.verify(shelf.latest(run.files).path) == []
 
 
 def test_with_no_whole_checkpoint_left_it_refuses_rather_than_start_over(tmp_path, finished):

@@ -27,7 +27,7 @@ from daypoint.base.errors import CheckpointError, RunError
 from daypoint.checkpoints import checkpoint
 from daypoint.checkpoints.packing import Spare
 from daypoint.checkpoints.snapshot import Snapshot
-from daypoint.record import catalog, identity, journal
+from daypoint.record import catalog, identity, journal, shelf
 from daypoint.run import saver
 
 
@@ -89,7 +89,7 @@ def test_save_returns_before_the_disk_has_it_and_the_end_waits(open_run, disk):
         assert path == run.directory / "checkpoints" / "step000001"
         assert not path.exists()
         threading.Timer(0.1, disk.free.set).start()
-    assert checkpoint.verify(path) == []
+    assert shelf.verify(path) == []
     assert (run.directory / "checkpoints" / "last.json").exists()
 
 
@@ -112,11 +112,11 @@ def test_what_training_does_meanwhile_is_not_in_the_checkpoint(open_run, disk):
         disk.free.set()
     other = linear(0.0)
     restored = torch.optim.SGD(other.parameters(), momentum=0.9)
-    state = checkpoint.restore(path, model=other, optimizer=restored, full_verify=True)
+    state, card = checkpoint.restore(path, model=other, optimizer=restored)
     assert all((parameter == 1).all() for parameter in other.parameters())
     assert all((entry["momentum_buffer"] == 2).all() for entry in restored.state.values())
     assert (state.extra["seen"], state.extra["array"], state.extra["order"]) == (3, [4.0], {"next": [5]})
-    assert state.card["metrics"] == {"loss": 1.0}
+    assert card["metrics"] == {"loss": 1.0}
 
 
 def test_a_save_waits_for_the_one_before(open_run, disk):
@@ -129,8 +129,8 @@ def test_a_save_waits_for_the_one_before(open_run, disk):
         began = time.monotonic()
         second = run.save(model=linear())
         assert time.monotonic() - began > 0.1
-        assert checkpoint.verify(first) == []
-    assert checkpoint.verify(second) == []
+        assert shelf.verify(first) == []
+    assert shelf.verify(second) == []
 
 
 def test_the_journal_has_a_checkpoint_only_when_the_disk_has_it(open_run, disk):
@@ -175,7 +175,7 @@ def test_a_failed_write_is_told_by_the_next_save_which_saves_all_the_same(open_r
         with pytest.raises(CheckpointError, match="step000001: cannot write the checkpoint: No space left"):
             run.save(model=linear())
     assert not first.exists()
-    assert checkpoint.verify(run.directory / "checkpoints" / "step000002") == []
+    assert shelf.verify(run.directory / "checkpoints" / "step000002") == []
     assert [e["step"] for e in events(run)] == [2]
 
 
@@ -250,7 +250,7 @@ def test_with_wait_the_checkpoint_is_there_at_once(open_run, disk):
     with open_run() as run:
         run.log(loss=1.0)
         path = run.save(model=linear(), wait=True)
-        assert checkpoint.verify(path) == []
+        assert shelf.verify(path) == []
         assert [e["step"] for e in events(run)] == [1]
         assert not disk.reached.is_set()  # no thread
 
@@ -308,7 +308,7 @@ def test_a_signal_stops_with_a_checkpoint_that_is_on_the_disk(open_run, disk):
         signal.raise_signal(signal.SIGINT)
         run.log(loss=1.0)
         raise AssertionError("it went on")
-    assert checkpoint.verify(run.directory / "checkpoints" / "step000001") == []
+    assert shelf.verify(run.directory / "checkpoints" / "step000001") == []
     assert [e["step"] for e in events(run)] == [1]
 
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from daypoint.run.shapes import print_shapes, shape_table, trace_shapes
+from daypoint.run.shapes import print_shapes, trace_shapes
 
 
 def rows(shapes):
@@ -324,9 +324,3 @@ def test_the_table_shows_names_indented_shapes_and_the_total():
 def test_a_narrow_console_folds_and_loses_nothing():
     text, _ = shown(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4), width=40)
     assert "…" not in text
-
-
-def test_the_table_can_be_had_without_printing():
-    console = Console(file=io.StringIO(), width=100)
-    console.print(shape_table(nn.Linear(4, 3), torch.randn(2, 4)))
-    assert "15 parameters" in console.file.getvalue()

@@ -30,7 +30,7 @@ import torch
 from daypoint.base.day import RunFiles
 from daypoint.base.errors import CheckpointError
 from daypoint.checkpoints import checkpoint
-from daypoint.record import identity
+from daypoint.record import identity, shelf
 
 DAY = "20260328"
 RECORD = {
@@ -43,6 +43,10 @@ RECORD = {
     "config": {"trainer": {"seed": 0}},
     "monitor": {"metric": "accuracy", "mode": "max"},
 }
+
+
+def write(files, **training):
+    return checkpoint.write(files, *checkpoint.take(**training, copy=False))
 
 
 def make(directory: Path) -> RunFiles:
@@ -60,7 +64,7 @@ def model_of(step: int, width: int = 8) -> torch.nn.Module:
 
 def put(files, step, *, attempt=1, metrics=None, record=RECORD, **more):
     """A checkpoint of a tiny model."""
-    return checkpoint.save(
+    return write(
         files,
         step=step,
         epoch=0,
@@ -77,7 +81,7 @@ def save(files: RunFiles, step: int, width: int = 8, attempt: int = 1) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, step)
-    return checkpoint.save(
+    return write(
         files,
         step=step,
         epoch=0,
@@ -173,7 +177,7 @@ def points(base: Path, chosen: list[str]) -> None:
         "the same step again": ([10, 20], lambda files: save(files, 20, attempt=2)),
         "one more, then thinned out": (
             [10, 15],
-            lambda files: (save(files, 20), checkpoint.prune(files, keep_last=1, keep_best=1)),
+            lambda files: (save(files, 20), shelf.prune(files, keep_last=1, keep_best=1)),
         ),
     }
     for name, (before, act) in scenarios.items():
@@ -206,8 +210,8 @@ def kills(base: Path, count: int) -> None:
     files = make(base / "run")
     generator = random.Random(0)
     for number in range(count):
-        found = checkpoint.latest(files)
-        start = 0 if found.path is None else checkpoint.read_card(found.path)["step"]
+        found = shelf.latest(files)
+        start = 0 if found.path is None else shelf.read_card(found.path)["step"]
         reader, writer = os.pipe()
 
         def victim(start=start, writer=writer, attempt=number + 1):
@@ -215,7 +219,7 @@ def kills(base: Path, count: int) -> None:
                 save(files, step, width=256, attempt=attempt)
                 os.write(writer, b"%d\n" % step)
                 if step % 3 == 0:
-                    checkpoint.prune(files, keep_last=3, keep_best=1)
+                    shelf.prune(files, keep_last=3, keep_best=1)
 
         child = fork(victim)
         os.close(writer)
@@ -262,12 +266,12 @@ def examine(files: RunFiles, width: int = 8) -> dict:
     wrong: list[str] = []
     steps = []
     for path in sorted(files.checkpoints.glob("step*")):
-        wrong += checkpoint.verify(path)
+        wrong += shelf.verify(path)
         with contextlib.suppress(CheckpointError):
             steps.append(value_of(path, width))
             if f"step{steps[-1]:06d}" != path.name:
                 wrong.append(f"{path} holds step {steps[-1]}")
-    found = checkpoint.latest(files)
+    found = shelf.latest(files)
     wrong += found.skipped
     for name in ("last", "best"):
         pointer = files.pointer(name)
@@ -285,10 +289,10 @@ def value_of(path: Path, width: int = 8) -> int:
     """Load a checkpoint for real; the step whose values it holds, -1 if it holds a mixture."""
     model = model_of(-7, width)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    state = checkpoint.restore(path, model=model, optimizer=optimizer, full_verify=True)
+    state, card = checkpoint.restore(path, model=model, optimizer=optimizer)
     values = {float(value) for parameter in model.parameters() for value in parameter.detach().unique()}
     values |= {float(v) for entry in optimizer.state.values() for v in entry["momentum_buffer"].unique()}
-    values |= {float(state.step), float(state.extra["step"])}
+    values |= {float(card["step"]), float(state.extra["step"])}
     return int(values.pop()) if len(values) == 1 else -1
 
 

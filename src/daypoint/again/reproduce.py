@@ -31,7 +31,7 @@ from daypoint.models import load
 from daypoint.record import catalog, config, identity, shelf
 from daypoint.record.catalog import StoredRun
 from daypoint.run import causes, provenance, resume
-from daypoint.run.record import REPRODUCES_VARIABLE
+from daypoint.run.description import REPRODUCES_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,8 @@ def _card(run: StoredRun, began: Mapping[str, Any], until: int | None) -> dict[s
 
 def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
     """What of the code is not as it was; empty if it is, or if nobody can tell."""
-    generated = [*provenance.GENERATED]
-    if outputs != script.root and outputs.is_relative_to(script.root):
-        generated.append(str(outputs.relative_to(script.root)))
-    before, now = causes.code_of(run.record), provenance.git_state(script.root, generated=generated)
+    generated = provenance.generated_in(script.root, outputs)
+    before, now = causes.code_of(run.record), provenance.inspect(script.root, generated=generated)[0]
     if before["commit"] is None:
         return []
     lines = causes.code_differs(before, now)

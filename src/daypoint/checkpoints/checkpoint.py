@@ -1,12 +1,12 @@
-"""Checkpoints: saved whole or not at all, loaded only when they are what their card says. Nothing is unpickled.
+"""Save and load checkpoints: a checkpoint is written whole or not at all, and loaded only when it matches its card.
 
 A checkpoint is a directory `checkpoints/step000300/` with the weights, the training state and the identity card.
-It is written under a name that nobody reads, every file is brought to the disk, and then one rename makes it a
+It is written under a temporary name, every file is brought to the disk, and then one rename makes it a
 checkpoint. So at any instant, power cuts and full disks included, there are only whole checkpoints and `.tmp`
 leftovers, which the next save removes (a run has one writer, the one that holds its journal).
 
-What stands on the shelf is known to `daypoint.record.shelf`, whose functions can be had here too. torch is imported
-only to save and to load. One number: a small checkpoint takes 4 ms.
+Nothing is unpickled. Finding and verifying checkpoints is left to `daypoint.record.shelf`, and what is taken out of live
+objects to `daypoint.checkpoints.snapshot`. torch is imported only to save and to load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,85 +26,18 @@ from daypoint.base import files as disk
 from daypoint.base.day import CheckpointFiles, RunFiles
 from daypoint.base.errors import CheckpointError
 from daypoint.record import identity
-from daypoint.record.shelf import (
-    Found,
-    best,
-    history,
-    latest,
-    move_pointers,
-    prune,
-    read_card,
-    trusted_card,
-    verify,
-)
+from daypoint.record.shelf import move_pointers, trusted_card
 
 if TYPE_CHECKING:
     import torch
 
-    from daypoint.checkpoints.packing import Spare
-    from daypoint.checkpoints.snapshot import Snapshot
-
-__all__ = [
-    "Found",
-    "State",
-    "best",
-    "history",
-    "latest",
-    "load_weights",
-    "prune",
-    "read_card",
-    "restore",
-    "save",
-    "take",
-    "verify",
-    "write",
-]
+    from daypoint.checkpoints.snapshot import Restored, Snapshot
 
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
 
 
-@dataclass(frozen=True)
-class State:
-    """Where a restored training stands.
-
-    Attributes:
-        step: steps done.
-        epoch: the epoch at the time of saving.
-        extra: as it was given to `save`.
-        card: the identity card; `identity.reference(state.card)` is the `parent` of what is saved next.
-        overridden: settings that the optimizer was built with and the checkpoint replaced: (built, restored).
-        notes: what could not be restored, in words.
-    """
-
-    step: int
-    epoch: int | None
-    extra: dict[str, Any] | None
-    card: dict[str, Any]
-    overridden: dict[str, tuple[Any, Any]]
-    notes: list[str]
-
-
 # ---------------------------------------------------------------- saving
-
-
-def save(files: RunFiles, **what: Any) -> Path:
-    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
-
-    The same step saved again (a resumed run redoes steps) replaces the old one, in one system call where the
-    file system can exchange two directories.
-
-    Args:
-        what: as for `take`.
-
-    Returns:
-        The checkpoint directory.
-
-    Raises:
-        CheckpointError: something in it cannot be stored, or the disk did not take it; earlier checkpoints
-            are whole.
-    """
-    return write(files, *take(**what, copy=False))
 
 
 def take(
@@ -114,29 +46,18 @@ def take(
     epoch: int | None,
     record: Mapping[str, Any],
     attempt: int,
-    model: torch.nn.Module,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    scaler: Any = None,
-    extra: Mapping[str, Any] | None = None,
     metrics: Mapping[str, bool | int | float] | None = None,
     parent: Mapping[str, Any] | None = None,
-    gradients: bool = False,
-    copy: bool = True,
-    spare: Spare | None = None,
+    **training: Any,
 ) -> tuple[Snapshot, dict[str, Any]]:
-    """The first half of `save`: what a checkpoint of this moment holds, for `write`.
+    """What a checkpoint of this moment holds, for `write`.
 
     Args:
         step: steps done.
         record: the run's run.json.
-        optimizer, scheduler, scaler: whatever has a `state_dict` of plain data.
-        extra: more plain data and tensors, see `packing.pack`.
         metrics: Python numbers by name; those of `record["monitor"]` decide which checkpoint is the best.
         parent: `identity.reference` of the checkpoint that this training went on from.
-        gradients: keep the gradients too, for a step in the middle of an accumulation.
-        copy: False when it is written before training goes on.
-        spare: of an earlier snapshot, to be used again.
+        training: the model and the rest of the training, as for `snapshot.take`.
 
     Returns:
         The snapshot, and the card that will be sealed when the files are there.
@@ -146,25 +67,25 @@ def take(
     """
     from daypoint.checkpoints import snapshot
 
-    taken = snapshot.take(
-        model, optimizer, scheduler, scaler, extra, gradients=gradients, copy=copy, spare=spare
-    )
-    card = identity.make_card(
-        record,
-        step=step,
-        epoch=epoch,
-        attempt=attempt,
-        metrics=metrics or {},
-        parent=parent,
-        device=taken.device,
-    )
-    return taken, card
+    taken = snapshot.take(**training)
+    about = {"step": step, "epoch": epoch, "attempt": attempt, "metrics": metrics or {}, "parent": parent}
+    return taken, identity.make_card(record, **about, device=taken.device)
 
 
 def write(files: RunFiles, taken: Snapshot, card: Mapping[str, Any]) -> Path:
-    """The second half of `save`, which touches nothing of the live training and may run in another thread.
+    """Write a checkpoint and its card, then move the pointers. When it returns, all of it is on the disk.
 
-    Returns and raises as `save`.
+    It touches nothing of the live training and may run in another thread. The same step saved again (a resumed run redoes
+    steps) replaces the old one, in one system call where the file system can exchange two directories.
+
+    Args:
+        taken, card: from `take`.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        CheckpointError: the disk did not take it; earlier checkpoints are whole.
     """
     from daypoint.checkpoints import tensorfile
 
@@ -256,27 +177,22 @@ def load_weights(directory: Path, model: torch.nn.Module, *, full_verify: bool =
     return card
 
 
-def restore(
-    directory: Path,
-    *,
-    model: torch.nn.Module,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    scaler: Any = None,
-    full_verify: bool = False,
-) -> State:
+def restore(directory: Path, *, model: torch.nn.Module, **rest: Any) -> tuple[Restored, dict[str, Any]]:
     """Put a training back to where the checkpoint was taken, all random number generators included.
 
     Args:
-        model, optimizer, scheduler, scaler: built anew from the same config; None is left out.
-        full_verify: check the content of the files before, not only their sizes.
+        model: built anew from the same config.
+        rest: `optimizer`, `scheduler` and `scaler`, likewise; None is left out.
+
+    Returns:
+        What else was in it, and its identity card.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds something else than these objects.
     """
     from daypoint.checkpoints import snapshot, tensorfile
 
-    card = trusted_card(directory, full=full_verify)
+    card = trusted_card(directory, full=False)
     paths = CheckpointFiles(directory, card["day"])
     weights, metadata = tensorfile.read_tensors(paths.weights)
     tensors, _ = tensorfile.read_tensors(paths.state_tensors)
@@ -284,12 +200,5 @@ def restore(
         document = orjson.loads(paths.state.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{paths.state}: expected strict JSON: {error}") from error
-    put = snapshot.put_back(
-        snapshot.Snapshot(weights, metadata, tensors, document),
-        str(directory),
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scaler=scaler,
-    )
-    return State(card["step"], card["epoch"], put.extra, card, put.overridden, put.notes)
+    saved = snapshot.Snapshot(weights, metadata, tensors, document)
+    return snapshot.put_back(saved, str(directory), model=model, **rest), card

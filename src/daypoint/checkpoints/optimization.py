@@ -1,10 +1,8 @@
-"""What a resume does to an optimizer and its scheduler when the config has changed: the new settings hold,
-the progress stays.
+"""Give a resumed optimizer and scheduler the settings that the config has now, and leave their progress as it was.
 
-Loading a state brings back the old learning rate and the old horizon of the schedule; torch has no other way.
-These functions put the new ones in their place, as if they had been there from the start of this attempt.
-They know torch's objects by their attributes only.
-One number: a learning rate changed from a to b is b / a times what it would have been, from here to the end.
+`load_state_dict` brings back the old learning rate and the old length of the schedule.
+These functions put the new ones in their place: a learning rate changed from a to b is b / a times what it would have been,
+from here to the end. They know torch's objects by their attributes only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Snapshots: what a training holds in memory, taken out of it and put back, to the last bit.
+"""Copy the state of a training (weights, optimizer, random numbers) out of live objects, and put it back bit for bit.
 
 Names in a snapshot are those of the bare model. Where `torch.compile`, DistributedDataParallel or DataParallel
-wrap it, or a part of it, their `_orig_mod.` and `module.` are left out, told by the type of the wrapper and never
-by the text: a model with a child of its own called `module` keeps it. Putting back checks before it changes.
-
-This module knows no file and no run. One number: 1 GB is copied in 0.1 s into memory that an earlier one has used,
-four times as long into new memory.
+wrap it, or a part of it, their `_orig_mod.` and `module.` are left out. A wrapper is recognised by its type and never
+by the text, so a model with a child of its own called `module` keeps that name. Everything is checked before anything
+live is changed. This module knows no file and no run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Tensor files: tensors to safetensors and back, hashed on the way to the disk.
+"""Write tensors to safetensors files, hashing them on the way, and read them back.
 
 The format is the public one (8 bytes of header length, a JSON header, the raw tensors), and files are read by
 the safetensors library. Writing is our own for three reasons: the SHA-256 is taken from the bytes in memory,
-not read back from the file; the file is on disk (fsync) when the call returns; and no tensor is copied into a
-bytes object first.
-
-This module knows nothing of models. One number: 100 MB, hashed and on the disk, in 69 ms where writing alone takes 56.
+not read back from the file, so 100 MB take 69 ms where writing alone takes 56; the file is on disk (fsync) when the
+call returns; and no tensor is copied into a bytes object first. This module knows nothing of models.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Hydra: the dated run directory, the check before anything is written, and what Hydra knows about this job.
+"""Connect daypoint to a Hydra app: dated run directories, a check of the config before anything is written, one-line errors.
 
 `register_configs()` puts into Hydra's ConfigStore the config `daypoint` and the schemas of `tracking` and
-`trainer`, so that a misspelt key or a wrong type fails while Hydra composes; what Hydra cannot see, the
-pre-flight check says. Both come before any directory is made. Only `overrides`, `sweep` and this module import hydra,
-inside functions. One number: one directory a process, claimed when Hydra first asks for it.
-Why it sits in Hydra as it does: docs/decisions/0003-hydra.md.
+`trainer`, so that a misspelt key or a wrong type fails while Hydra composes the config; the pre-flight check finds
+what Hydra cannot see. Both come before any directory is made. A process claims one directory, when Hydra first asks for it.
+This module opens no run. Only `overrides`, `sweep` and this module import hydra, inside functions.
+The reasons: docs/decisions/0003-hydra.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from daypoint.base import day
 from daypoint.base.errors import ConfigError, DaypointError
-from daypoint.hydra import overrides, sweep_resume
+from daypoint.hydra import overrides
 from daypoint.hydra import sweep as hydra_sweep
 from daypoint.ranks import group
 from daypoint.record import sweep
@@ -39,8 +39,8 @@ LOG_FILE = {
     "filename": "${hydra.runtime.output_dir}/${hydra.job.name}.log",
     "delay": True,
 }
-"""The log file appears with the first line that goes into it. Said in whole, since with `hydra/job_logging=disabled` or `stdout`
-Hydra says nothing of it.
+"""Hydra's log file, made only when a line goes into it. All of its keys are here because `hydra/job_logging=disabled` and
+`stdout` have none.
 """
 SWEEP_VARIABLE = "DAYPOINT_SWEEP_DIR"
 """Tells the job processes of a sweep which directory the sweep's own process has claimed."""
@@ -83,10 +83,9 @@ def current_job() -> HydraJob | None:
 
 @contextlib.contextmanager
 def one_message() -> Iterator[None]:
-    """In a Hydra app, have Hydra print an error of daypoint's as its message alone, without the traceback
-    that a bug gets.
+    """In a Hydra app, have Hydra print an error of daypoint as its message alone, without a traceback.
 
-    `HYDRA_FULL_ERROR=1` shows the traceback all the same. Outside Hydra errors pass unchanged.
+    `HYDRA_FULL_ERROR=1` brings the traceback back. Outside Hydra errors pass unchanged.
     """
     try:
         yield
@@ -100,7 +99,7 @@ def one_message() -> Iterator[None]:
 
 
 def instantiate(node: Any, **arguments: Any) -> Any:
-    """`hydra.utils.instantiate`, but an error of daypoint's inside it comes out as itself, as one message.
+    """`hydra.utils.instantiate`, but an error that daypoint raises inside it comes out unchanged, as one message.
 
     Args:
         node: a part of the config with a `_target_`.
@@ -138,7 +137,7 @@ def register_configs() -> None:
 
     with _one_message_and_exit():
         overrides.check_quotes(sys.argv[1:])
-        sys.argv[1:] = sweep_resume.expand_resume(sys.argv[1:], day.project_root() / "outputs")
+        sys.argv[1:] = hydra_sweep.expand_resume(sys.argv[1:], day.project_root() / "outputs")
     OmegaConf.register_new_resolver("daypoint.run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.sweep_dir", _sweep_dir, replace=True)
     OmegaConf.register_new_resolver("daypoint.job_dir", _job_dir, replace=True)
@@ -232,32 +231,24 @@ def _remove_if_empty(made: list[Path]) -> None:
     Args:
         made: what it made, innermost first.
     """
-    for path in made:
-        try:
+    with contextlib.suppress(OSError):
+        for path in made:
             path.rmdir()
-        except OSError:
-            return
 
 
-_hook_before = sys.excepthook
-
-
-def end_interrupts_with_a_word() -> None:
-    """Ctrl-C in a Hydra app ends with a word instead of Hydra's traceback, which nobody would want; HYDRA_FULL_ERROR=1 shows
-    it all the same. The exit status is Python's own. Idempotent.
-    A hook of the user's own is called as ever.
+def shorten_interrupts() -> None:
+    """Have Ctrl-C in a Hydra app end with one word instead of a traceback through Hydra; HYDRA_FULL_ERROR=1 brings the
+    traceback back. The exit status is Python's own. An excepthook of the program's own stays.
     """
-    global _hook_before
-    if sys.excepthook is not _interrupted:
-        _hook_before, sys.excepthook = sys.excepthook, _interrupted
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _interrupted
 
 
 def _interrupted(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-    is_usual = _hook_before is sys.__excepthook__
-    if kind is KeyboardInterrupt and is_usual and os.environ.get("HYDRA_FULL_ERROR") != "1":
+    if kind is KeyboardInterrupt and os.environ.get("HYDRA_FULL_ERROR") != "1":
         print("interrupted", file=sys.stderr)
     else:
-        _hook_before(kind, error, place)
+        sys.__excepthook__(kind, error, place)
 
 
 class Preflight:
@@ -268,19 +259,21 @@ class Preflight:
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        end_interrupts_with_a_word()
+        shorten_interrupts()
         if group.is_main():
             overrides.flag_repeated_keys(overrides.as_given(config.hydra.overrides.task))
         with _one_message_and_exit(), _hydra_visible(config):
             target = str(OmegaConf.to_container(config.hydra.run, resolve=False)["dir"])  # type: ignore
-            if "${" not in target:
-                refuse_used(Path(target).absolute())
-            check(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+            if "${" not in target and day.is_run(directory := Path(target).absolute()):
+                raise ConfigError(
+                    f"{directory}: this directory holds a run already; leave hydra.run.dir alone to get a new one"
+                )
+            check(_without_hydra(config))
             if target == RUN_DIRECTORY:
                 _claim_once("run", config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        end_interrupts_with_a_word()
+        shorten_interrupts()
         with _one_message_and_exit():
             section(OmegaConf.to_container(config, resolve=False, throw_on_missing=False), "sweep")  # type: ignore
             directory = Path(str(config.hydra.sweep.dir)).absolute()
@@ -300,14 +293,12 @@ class Preflight:
             return
         directory = Path(str(config.hydra.sweep.dir)).absolute()
         hydra_sweep.hide_secrets(directory / "multirun.yaml")
-        job_config = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-        place = _place(job, directory)
         hydra_sweep.begin_job(
             directory,
             job.sweep_job,
             job.overrides,
-            place,
-            lambda: check(job_config),
+            _place(job, directory),
+            lambda: check(_without_hydra(config)),
             resumes=bool(OmegaConf.select(config, "sweep.resume")),
         )
 
@@ -321,14 +312,16 @@ class Preflight:
             hydra_sweep.end_job(directory, job.sweep_job, _place(job, directory), job_return, stop)
 
 
+def _without_hydra(config: DictConfig) -> DictConfig:
+    return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+
+
 def _place(job: HydraJob, sweep_directory: Path) -> str:
     return os.path.relpath(job.directory, sweep_directory)
 
 
 def _say_in_one_message(job_return: Any) -> None:
-    """A config that cannot work is one message, wherever in the program it was found out; so is what keeps a run from beginning
-    (`one_message`).
-    """
+    """Print a ConfigError, wherever it was raised, and any error that came through `one_message`, without a traceback."""
     from hydra.errors import CompactHydraException
 
     error = job_return._return_value
@@ -373,15 +366,3 @@ def _hydra_visible(config: DictConfig) -> Iterator[None]:
         yield
     finally:
         instance.cfg = before
-
-
-def refuse_used(directory: Path) -> None:
-    """A directory that holds a run is not used for another.
-
-    Raises:
-        ConfigError: it holds a run.
-    """
-    if day.is_run(directory):
-        raise ConfigError(
-            f"{directory}: this directory holds a run already; leave hydra.run.dir alone to get a new one"
-        )

@@ -1,7 +1,6 @@
-"""What stands on the command line: Hydra's overrides, as they were given, as values, and what is wrong with them.
+"""Read Hydra's overrides on the command line: as text, as values, and what is wrong with them.
 
-It reads texts, and knows neither config nor run. A `${...}` in an override is never resolved here. One number: a millisecond
-to parse one.
+It knows neither the config nor a run, and never resolves a `${...}` in an override.
 """
 
 from __future__ import annotations
@@ -67,18 +66,17 @@ def check_quotes(arguments: list[str]) -> None:
 
 
 def flag_repeated_keys(overrides: list[str]) -> None:
-    """Hydra takes the last of two overrides of one key, without a word."""
-    overrides = [
-        text for text in overrides if not text.startswith("~")
-    ]  # `~scheduler +scheduler=…` replaces it
-    keys = [text.lstrip("+").partition("=")[0] for text in overrides]
-    for key in sorted({key for key in keys if keys.count(key) > 1}):
-        given = ", ".join(
-            redact_overrides([text for text in overrides if text.lstrip("+").partition("=")[0] == key])
-        )
-        print(
-            f"warning: {key} is given {keys.count(key)} times ({given}); the last one counts", file=sys.stderr
-        )
+    """Warn of a key that is given twice: Hydra takes the last one without saying so."""
+    given: dict[str, list[str]] = {}
+    for text in overrides:
+        if not text.startswith("~"):  # `~scheduler +scheduler=…` replaces it
+            given.setdefault(text.lstrip("+").partition("=")[0], []).append(text)
+    for key, texts in sorted(given.items()):
+        if len(texts) > 1:
+            shown = ", ".join(redact_overrides(texts))
+            print(
+                f"warning: {key} is given {len(texts)} times ({shown}); the last one counts", file=sys.stderr
+            )
 
 
 def space_of(overrides: list[str]) -> dict[str, list[str]]:
@@ -89,24 +87,17 @@ def space_of(overrides: list[str]) -> dict[str, list[str]]:
     space: dict[str, list[str]] = {}
     for text in overrides:
         with contextlib.suppress(HydraException):  # Hydra itself is about to say what is wrong with it
-            override = OverridesParser.create().parse_override(text)
-            if override.is_sweep_override():
-                key = override.get_key_element().lstrip("+")
-                values = (
-                    [*override.sweep_string_iterator()]
-                    if override.is_discrete_sweep()
-                    else [text.partition("=")[2]]
-                )
+            found = OverridesParser.create().parse_override(text)
+            if found.is_sweep_override():
+                key, whole = found.get_key_element().lstrip("+"), [text.partition("=")[2]]
+                values = found.sweep_string_iterator() if found.is_discrete_sweep() else whole
                 hidden = redact_overrides([f"{key}={value}" for value in values])
                 space[key] = [item.partition("=")[2] for item in hidden]
     return space
 
 
 def in_one_spelling(overrides: list[str]) -> list[str] | None:
-    """The overrides in one spelling, so that 0.1 and 0.10 are one; None where a value is hidden. Parsed once a job."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
+    """The overrides in one spelling, so that 0.1 and 0.10 are equal; None where a value is hidden."""
     if any(HIDDEN in text for text in overrides):
         return None
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return sorted(f"{item.key_or_group}={None if item.is_delete() else item.value()!r}" for item in parsed)
+    return sorted(f"{key}={value!r}" for key, value in parsed(overrides))

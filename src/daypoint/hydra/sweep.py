@@ -1,11 +1,10 @@
-"""A sweep as daypoint sees it run: each job is written into `sweep.json`, a failing one spares the rest.
+"""Follow a Hydra sweep: write each job into `sweep.json`, and let a job that fails leave the others running.
 
-Hydra's launchers run the jobs; nothing is scheduled here. What Hydra would do with a job that fails (give up the sweep at
-the first, without a word about the others) is replaced: the failure is recorded, the sweeper gets no value for it, and when
-all is done the failures are listed with their directories and the exit code is 1. A job that is done already leaves
-by an exception, since Hydra knows no other way. Called by the callback in `daypoint.hydra.app`, in the process of
-the sweep and in those of its jobs. One number: two changes
-of the manifest a job.
+Hydra's launchers run the jobs; nothing is scheduled here. Hydra itself would give up the sweep at the first job that fails,
+without naming the others. Here the failure is recorded, the sweeper gets no value for it, and at the end
+the failures are listed with their directories and the exit code is 1. A job that is done already leaves
+by an exception, since Hydra knows no other way. The callback in `daypoint.hydra.app` calls this module, in the process of
+the sweep and in those of its jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from daypoint.base import day
 from daypoint.base.errors import ConfigError, DaypointError
 from daypoint.base.files import loads, write_atomic
-from daypoint.base.redaction import redact, redact_overrides, redact_text
+from daypoint.base.redaction import HIDDEN, redact, redact_overrides, redact_text
 from daypoint.hydra.overrides import as_given, in_one_spelling, space_of
 from daypoint.hydra.sweep_summary import print_summary
 from daypoint.record import sweep
@@ -41,17 +40,13 @@ class JobSkipped(Exception):
 
     Attributes:
         value: the objective that it had; None if that is not known.
-        done_by: the directory of the run that did it; None when the sweep was stopped.
-        told: whether the manifest has the job as it is.
+        done_by: the directory of the run of another sweep that did it; None when the manifest is right as it is.
     """
 
-    def __init__(
-        self, text: str, value: float | None = None, done_by: str | None = None, told: bool = False
-    ) -> None:
+    def __init__(self, text: str, value: float | None = None, done_by: str | None = None) -> None:
         super().__init__(text)
         self.value = value
         self.done_by = done_by
-        self.told = told
 
 
 class JobLeft(Exception):
@@ -63,11 +58,11 @@ class JobLeft(Exception):
 
 
 _refusal: Exception | None = None
-"""Why the job that runs now should not go on."""
+"""Why the job that runs now should not run."""
 
 
 def check_job() -> None:
-    """Leave the job that runs now if there is no point in it. Outside a sweep nothing happens.
+    """Leave the job that runs now if it cannot work or need not run. Outside a sweep nothing happens.
 
     Raises:
         ConfigError: its config cannot work.
@@ -80,8 +75,51 @@ def check_job() -> None:
 # ---------------------------------------------------------------- the sweep
 
 
+def expand_resume(arguments: list[str], outputs: Path) -> list[str]:
+    """Replace `-m sweep.resume=ADDRESS` by the overrides that the sweep was started with.
+
+    Idempotent, since the processes of DataLoader workers may inherit what is returned here.
+
+    Raises:
+        AddressError: it names no sweep.
+        ConfigError: there are other overrides too, or the sweep's hold a secret that was hidden.
+    """
+    given = [text for text in arguments if text.startswith("sweep.resume=")]
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(arguments)
+    if not is_sweep or not given or given[-1] in ("sweep.resume=null", "sweep.resume="):
+        return arguments
+    mine = ("sweep.", "hydra", "-", "+hydra", "tracking.outputs=")
+
+    def of_the_jobs(texts: list[str]) -> list[str]:
+        return [text for text in texts if "=" in text and not text.startswith(mine)]
+
+    others = of_the_jobs(arguments)
+    for text in arguments:
+        if text.startswith("tracking.outputs="):
+            outputs = (outputs.parent / Path(text.partition("=")[2]).expanduser()).absolute()
+    directory = sweep.find(given[-1].partition("=")[2].strip("'\""), outputs)
+    manifest = sweep.read(directory)
+    if others and others == of_the_jobs(manifest["overrides"]):
+        return arguments
+    if others:
+        raise ConfigError(
+            f"sweep.resume: expected no other overrides, found {' '.join(others)}; the sweep is run as it was, "
+            "start a new one to change it"
+        )
+    names = {text.partition("=")[0] for text in arguments}
+    hydras = [text for text in manifest.get("hydra_overrides", ()) if text.partition("=")[0] not in names]
+    recorded = [*hydras, *manifest["overrides"]]
+    if hidden := [text for text in recorded if HIDDEN in text]:
+        raise ConfigError(
+            f"sweep.resume: {' '.join(hidden)}: a secret, which no file holds; put it into the environment and into the config "
+            "as ${oc.env:NAME}, and start a new sweep"
+        )
+    kept = [text for text in arguments if not text.startswith(("sweep.resume=", "tracking.outputs="))]
+    return [*kept, *recorded, f"sweep.resume='{directory}'"]
+
+
 def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
-    """The sweep starts, or goes on: write its manifest, and see that it gets an end."""
+    """Write the manifest of a sweep that starts or goes on, and have the end of the process close it."""
     overrides = [text for text in as_given(config.hydra.overrides.task) if not text.startswith("sweep.")]
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     space = space_of([f"{key}={value}" for key, value in params.items()] + overrides)
@@ -99,7 +137,7 @@ def begin(directory: Path, moment: datetime, config: DictConfig) -> None:
 
 
 def end(directory: Path) -> None:
-    """All jobs are over: say how they went.
+    """Record that all jobs are over, and print how they went.
 
     Raises:
         SystemExit: with code 1, when one of them failed.
@@ -121,7 +159,7 @@ def end(directory: Path) -> None:
 
 
 def _left_open(directory: Path, pid: int) -> None:
-    """The process goes: a sweep without a job leaves nothing, one that was cut short says so."""
+    """At the end of the process: remove a sweep that has no job, close one that was cut short."""
     if os.getpid() != pid or not day.sweep_file(directory).is_file():
         return
     try:
@@ -135,8 +173,8 @@ def _close_left_open(directory: Path) -> None:
     if not manifest["jobs"]:
         for path in (day.sweep_file(directory), directory / "multirun.yaml", *directory.glob(".*.lock")):
             path.unlink(missing_ok=True)
-        for path in (directory, directory.parent, directory.parent.parent):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for path in (directory, directory.parent, directory.parent.parent):
                 path.rmdir()
     elif manifest["status"] == "RUNNING":
         print_summary(directory, sweep.change(directory, _kill))
@@ -184,7 +222,7 @@ def begin_job(
     *,
     resumes: bool = False,
 ) -> None:
-    """A job starts in this process. Whether it should is told to `check_job`, which the program calls.
+    """Record that a job starts in this process. If it should not run, `check_job`, which the program calls, raises.
 
     Args:
         directory: the sweep directory.
@@ -197,14 +235,14 @@ def begin_job(
     overrides = redact_overrides([text for text in overrides if not text.startswith("sweep.")])
     manifest = sweep.read(directory)
     if manifest["stopped"]:
-        _refusal = JobSkipped("the sweep was stopped by an earlier failure", told=True)
+        _refusal = JobSkipped("the sweep was stopped by an earlier failure")
         return
     done = sweep.job_done(manifest, overrides)
     point = in_one_spelling(overrides)
     if not resumes:
         _flag_repeated(manifest, number, point)
     elif done is not None:
-        _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"), told=True)
+        _refusal = JobSkipped(f"done already as job {done[0]}", done[1].get("value"))
         return
     facts = {
         "status": "RUNNING",
@@ -238,7 +276,7 @@ def _flag_repeated(manifest: dict[str, Any], number: int, point: list[str] | Non
 
 
 def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_failure: bool) -> None:
-    """A job is over, well or not. Hydra learns a value in each case, so that it goes on with the others."""
+    """Record how a job ended. Hydra gets a value in each case, so that it goes on with the others."""
     from hydra.core.utils import JobStatus
 
     global _refusal
@@ -246,30 +284,25 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
     result = job._return_value
     if isinstance(result, JobSkipped):
         job.status, job.return_value = JobStatus.COMPLETED, result.value
-        if not result.told:
-            sweep.change_job(
-                directory,
-                number,
-                status="SKIPPED",
-                value=result.value,
-                directory=result.done_by,
-                error=str(result),
-            )
+        if result.done_by is not None:
+            facts = {"value": result.value, "directory": result.done_by, "error": str(result)}
+            sweep.change_job(directory, number, status="SKIPPED", **facts)
         return
     run = _run_record(directory / place)
-    facts: dict[str, Any] = {"ended": _now(), "uid": run.get("uid")}
-    facts |= {
-        "metric": (run.get("monitor") or {}).get("metric"),
-        "mode": (run.get("monitor") or {}).get("mode"),
+    facts = {
+        "ended": _now(),
+        "uid": run.get("uid"),
+        "metric": None,
+        "mode": None,
+        **(run.get("monitor") or {}),
     }
     if isinstance(result, JobLeft) and result.is_good:
         job.status, job.return_value = JobStatus.COMPLETED, None
         sweep.change_job(directory, number, status="FINISHED", **facts)
     elif job.status == JobStatus.FAILED:
         is_ours = isinstance(result, DaypointError)
-        text = redact_text(str(result) if is_ours else f"{type(result).__name__}: {result}").removeprefix(
-            "error: "
-        )
+        text = str(result).removeprefix("error: ") if is_ours else f"{type(result).__name__}: {result}"
+        text = redact_text(text)
         if not isinstance(result, DaypointError | JobLeft):
             print(redact_text("".join(traceback.format_exception(result))), file=sys.stderr, end="")
         print(f"job {number} failed: {text}", file=sys.stderr, flush=True)
@@ -278,15 +311,12 @@ def end_job(directory: Path, number: int, place: str, job: JobReturn, stop_at_fa
         if stop_at_failure and not manifest["stopped"]:
             sweep.change(directory, lambda current: current.update(stopped=True))
     else:
-        sweep.change_job(directory, number, status="FINISHED", value=_plain(result), **facts)
+        value = result if isinstance(result, bool | int | float) else None
+        sweep.change_job(directory, number, status="FINISHED", value=value, **facts)
 
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat()
-
-
-def _plain(value: Any) -> bool | int | float | None:
-    return value if isinstance(value, bool | int | float) else None
 
 
 def _run_record(directory: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""What a person sees when a sweep is over: its jobs as a table, means over seeds, what failed and how to run that again, or else
-the commands worth typing next.
+"""Print the summary of a sweep: a table of its jobs, means over seeds, and what failed with the command to run it again.
 
-It reads the manifest and nothing else. One number: an error is cut after 300 characters here; `sweep.json` has all of it.
+It reads the manifest and nothing else. Errors are cut after 300 characters; `sweep.json` has them whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ranks: which process of a distributed job this is, and how all of them come to know one thing.
+"""Tell which process of a distributed job this is, and give every process a value that rank 0 has decided.
 
 Rank 0 records; the others check their values and write nothing. The rank is read from the environment that
 `torchrun` sets, so it is known before any process group exists. What rank 0 has decided (the run directory)
-travels through the store that `torchrun` serves to its workers.
+reaches the others through the store that `torchrun` serves to its workers. This module knows neither runs nor devices.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Signals as the orderly end of a run. It knows what they are called and what they stand for, not what a run does then.
+"""Turn the signals that end a program into exceptions, with the exit code of the shell (128 plus the signal's number).
 
-One number: the shell's exit code of a signal is 128 and its number.
+It does not know what a run does when it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Terminated(SystemExit):
 
 
 def ended_by(error: BaseException | None) -> str | None:
-    """What a person or a machine ended a program with, such as Ctrl-C; None if this is no such end."""
+    """The name of the signal that ended a program, such as Ctrl-C or SIGTERM; None if none did."""
     if isinstance(error, KeyboardInterrupt):
         return "Ctrl-C"
     return error.name if isinstance(error, Terminated) else None

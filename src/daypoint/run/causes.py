@@ -1,7 +1,7 @@
-"""Causes: what differs between the records of two runs and can change what a training measures, in words.
+"""List, in words, what differs between the records of two runs and can change what a training measures.
 
-Config, code, data, device, threads, host, versions: what run.json holds of both. It does not know which of them it was, and
-reads no file. One number: nothing here takes longer than a millisecond.
+It compares what run.json holds of both: config, code, data, device, threads, host, versions. It does not know which of the
+differences was the cause, and reads no file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _codes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def code_differs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two states of the code, from `provenance.git_state`, in words."""
+    """What differs between two states of the code, from `provenance.inspect`, in words."""
     if before["commit"] is None and after["commit"] is None:
         return []  # nobody can tell
     if before["commit"] is None or after["commit"] is None:

@@ -1,9 +1,8 @@
-"""What a person sees while a run goes: the opening line, the bar, a line an epoch, warnings, and the closing
-words.
+"""Print the progress of a run: the opening line, the progress bar, a line for each epoch, warnings, and the closing summary.
 
-On a terminal there is a progress bar; elsewhere, and when the output goes into a pipe, one line an epoch.
-The bar is redrawn at most ten times a second, whatever the number of steps; its parts keep their places, and what the
-terminal has no room for is left out whole. This module reads no file and decides nothing.
+The bar is there on a terminal only; elsewhere, such as in a pipe, there is one line for each epoch.
+The bar is redrawn at most ten times a second, whatever the number of steps; its parts keep their places, and a metric that
+does not fit the terminal is left out. This module reads no file and decides nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ VALUE_WIDTH = 9
 
 
 class RunConsole:
-    """The screen of one run.
+    """What one run prints.
 
     Args:
         quiet: show nothing but warnings.
@@ -37,10 +36,8 @@ class RunConsole:
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
-        for stream in (
-            sys.stdout,
-            sys.stderr,
-        ):  # a terminal that cannot show a character must not end a training
+        # A terminal that cannot show a character must not end a training.
+        for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
                 stream.reconfigure(errors="replace")
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -59,7 +56,7 @@ class RunConsole:
         self._drawn_seconds = 0.0
 
     def opening(self, address: str, name: str, directory: str) -> None:
-        """Say which run this is and where it goes."""
+        """Print which run this is and where it is recorded."""
         if not self._quiet:
             self._out.print(Text.assemble(("daypoint ", "bold"), (address, "bold cyan"), f"  {name}"))
             self._out.print(Text(f"  {directory}", "dim"))
@@ -145,11 +142,11 @@ class RunConsole:
         (self._err if self._progress is not None else self._out).print(line)
 
     def warn(self, text: str) -> None:
-        """Say something that the person should know now."""
+        """Print a warning, also when quiet."""
         self._err.print(Text.assemble(("warning: ", "bold yellow"), text))
 
     def say(self, text: str) -> None:
-        """A plain line."""
+        """Print a plain line."""
         if not self._quiet:
             self._out.print(Text(text))
 
@@ -162,7 +159,7 @@ class RunConsole:
             self._task = None
 
     def closing(self, rows: Iterable[tuple[str, str]], commands: Iterable[tuple[str, str]]) -> None:
-        """The summary of the run, and the commands worth typing next."""
+        """Print the summary of the run, and the commands to type next."""
         self.stop()
         if self._quiet:
             return

@@ -1,7 +1,7 @@
-"""Entry: what `daypoint.open_run` returns, the context manager that opens the run when its block begins.
+"""The context manager that `daypoint.open_run` returns: it opens the run when its `with` block begins.
 
-Without `with` nothing would be recorded and nobody would notice. So it says what is missing, to whoever uses it as a run, and in a
-warning when it is thrown away unused. It knows nothing of how a run is opened. One number: it opens the run once for each `with`.
+Without `with` nothing would be recorded and nobody would notice. So it raises an error when it is used as a run, and
+warns when it is thrown away unused. It does not know how a run is opened.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NoReturn
 
 from daypoint.base.errors import RunError
@@ -38,13 +37,8 @@ class Entry(contextlib.ContextDecorator, contextlib.AbstractContextManager[Run])
         self._opened.append(opened)
         return run
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        place: TracebackType | None,
-    ) -> bool | None:
-        return self._opened.pop().__exit__(kind, error, place)
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._opened.pop().__exit__(*raised)
 
     def __call__(self, function: Any) -> Any:
         self._is_used = True

@@ -1,14 +1,13 @@
-"""Opening a run, a new one or one that goes on, and seeing it to its end.
+"""Open a run, a new one or one that is resumed, and record how it ends.
 
     with daypoint.open_run(cfg) as run: ...
 
-A new run claims its directory: creating the journal succeeds for one process only. A run that goes on
+A new run claims its directory: creating the journal succeeds for one process only. A resumed run
 (`resume=`) keeps its directory, its uid and its MLflow run, and begins a new attempt. All checks come before
 the first write.
 
 How the block is left decides the status: its end or `sys.exit(0)` is FINISHED, an exception or another exit
-code FAILED, Ctrl-C and SIGTERM KILLED. This module never imports mlflow. One number: an open run holds two
-descriptors, the journal and the courier's pipe.
+code FAILED, Ctrl-C and SIGTERM KILLED. This module never imports mlflow.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from daypoint.base import day, keys
+from daypoint.base import day
 from daypoint.base.day import RunFiles
 from daypoint.base.errors import CheckpointError, ConfigError, RunError
 from daypoint.base.files import write_atomic
@@ -32,15 +31,15 @@ from daypoint.hydra import sweep as hydra_sweep
 from daypoint.ranks import group
 from daypoint.ranks.signals import Terminated, stops
 from daypoint.record import catalog, config, identity, journal, shelf, spool
-from daypoint.record.config import Tracking
 from daypoint.record.ending import ending_of
 from daypoint.record.journal import Journal
 from daypoint.record.replay import Replay, replay
 from daypoint.run import provenance, resume
 from daypoint.run.console import RunConsole
+from daypoint.run.description import new_attempt, new_record
 from daypoint.run.entry import Entry
-from daypoint.run.record import experiment_name, new_attempt, new_record, reproduced
 from daypoint.run.recorder import Recorder, now_ms
+from daypoint.run.request import Request
 from daypoint.run.run import Run
 from daypoint.tracking import store
 from daypoint.tracking.courier import Courier
@@ -57,14 +56,14 @@ def open_run(
     keep: int | None = None,
     quiet: bool = False,
 ) -> contextlib.AbstractContextManager[Run]:
-    """Open a run: claim its directory, record who it is, and see it to its end. To be used with `with`.
+    """Open a run: claim its directory, record what it is, and record how it ends. Use it with `with`.
 
     Args:
         cfg: the hyperparameters, any nested map of plain data. A Hydra config is resolved in place, so what
             the program reads afterwards is what was recorded. Its section `tracking` (see
-            `daypoint.config.Tracking`) says where to record.
+            `daypoint.record.config.Tracking`) says where to record.
         run_dir: the run directory; by default Hydra's, or outside Hydra a new one under `outputs/`.
-        resume: the run to go on with: an address, `last` or a path; by default `cfg.resume`, or none. Call
+        resume: the run to resume: an address, `last` or a path; by default `cfg.resume`, or none. Call
             `run.restore` before the loop.
         data: what is trained on: anything with `name`, `rows` and `fingerprint()`, recorded as the dataset.
         monitor: metric that says which checkpoint is best; by default `cfg.trainer.monitor`, or none.
@@ -76,7 +75,7 @@ def open_run(
     Raises:
         ConfigError: a setting cannot work. Nothing has been written.
         AddressError: `resume` names no run, or several.
-        CheckpointError: the run to go on with has checkpoints, but none is whole.
+        CheckpointError: the run to resume has checkpoints, but none is whole.
         RunError: the directory holds a run already, is in use, or cannot be written.
         StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
     """
@@ -96,19 +95,16 @@ def _open(
 ) -> Iterator[Run]:
     with hydra_app.one_message():
         hydra_sweep.check_job()
-        opening = _Opening(cfg, data, monitor, mode, keep, quiet)
-        address = resume if resume is not None else opening.plain.get("resume")
+        request = Request(cfg, data, monitor, mode, keep)
+        if request.job is not None:
+            hydra_app.shorten_interrupts()
+        address = resume if resume is not None else request.plain.get("resume")
         if address is not None and run_dir is not None:
             raise ConfigError(
                 "run_dir, resume: expected one of them, found both; a resumed run has its directory"
             )
+        opening = _Opening(request, RunConsole(quiet or not group.is_main()))
         run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
-    if (
-        (told := run._record.get("reproduces")) is not None
-        and told["batches"] is not None
-        and address is None
-    ):
-        run._end_after(told["batches"])
     with stops(run._stop):
         try:
             run._announce()
@@ -116,7 +112,7 @@ def _open(
             run._stop_if_asked()
         except BaseException as error:
             run._end(_status_of(error), None if _is_good_exit(error) else error)
-            if isinstance(error, SystemExit) and not isinstance(error, Terminated) and opening.in_sweep:
+            if isinstance(error, SystemExit) and not isinstance(error, Terminated) and request.in_sweep:
                 raise hydra_sweep.JobLeft(error.code) from error  # the end of this job, not of the sweep
             raise
         run._end("FINISHED", None)
@@ -134,96 +130,42 @@ def _is_good_exit(error: BaseException) -> bool:
 
 
 class _Opening:
-    """What is known before a run is opened: the settings, checked. Nothing is written yet."""
-
-    def __init__(
-        self,
-        cfg: DictConfig | Mapping[str, Any] | None,
-        data: Any,
-        monitor: str | None,
-        mode: str | None,
-        keep: int | None,
-        quiet: bool,
-    ) -> None:
-        self.references = resume.references(cfg)
-        self.filled = config.filled(cfg)
-        self.plain = config.resolve(cfg)
-        self.settings: Tracking = config.section(self.plain, "tracking")
-        self.root = day.project_root()
-        self.outputs = config.outputs_directory(self.settings, self.root)
-        self.uri = store.tracking_uri(self.settings.uri, self.root) if self.settings.enabled else None
-        keys.flatten(self.plain)  # two hyperparameters with one name are refused now
-        self.data = data
-        trainer = self.plain.get("trainer")
-        trainer = trainer if isinstance(trainer, dict) else {}
-        self.device = trainer.get("device")
-        self.monitor = monitor or trainer.get("monitor")
-        self.mode = mode or trainer.get("mode")
-        self.keep = keep if keep is not None else trainer.get("keep")
-        self._check_choices()
-        self.job = hydra_app.current_job()
-        if self.job is not None:
-            hydra_app.end_interrupts_with_a_word()
-        self.console = RunConsole(quiet or not group.is_main())
-
-    def _check_choices(self) -> None:
-        if self.monitor is not None and not isinstance(self.monitor, str):
-            raise ConfigError(f"monitor: expected the name of a metric, found {self.monitor!r}")
-        if self.mode not in (None, "min", "max"):
-            raise ConfigError(f"mode: expected min, max or None, found {self.mode!r}")
-        if self.keep is not None and (type(self.keep) is not int or self.keep < 1):
-            raise ConfigError(
-                f"keep: expected a number of checkpoints from 1, or None for all, found {self.keep!r}"
-            )
-
-    @property
-    def in_sweep(self) -> bool:
-        """Whether this is one of the jobs of a sweep."""
-        return self.job is not None and self.job.sweep_job is not None
+    def __init__(self, request: Request, console: RunConsole) -> None:
+        self.request = request
+        self.console = console
 
     def new(self, run_dir: str | os.PathLike[str] | None) -> Run:
         """Open a run that did not exist before."""
-        if self.in_sweep and config.section(self.plain, "sweep").skip_done:
+        request = self.request
+        if request.in_sweep and config.section(request.plain, "sweep").skip_done:
             self._skip_if_done()
-        self._check_store(experiment_name(self.settings, self.plain, self.data))
+        self._check_store(request.experiment)
         directory, moment = self._directory(run_dir)
         git, diff = self._code()
-        record = new_record(
-            directory=directory,
-            moment=moment,
-            settings=self.settings,
-            plain=self.plain,
-            job=self.job,
-            root=self.root,
-            git=git,
-            uri=self.uri,
-            data=self.data,
-            monitor=self.monitor,
-            mode=self.mode,
-            keep=self.keep,
-            device=self.device,
-            references=self.references,
-            filled=self.filled,
-            reproduces=reproduced(),
-        )
+        record = new_record(request, directory, moment, git)
         files = RunFiles(directory, record["day"])
-        if not group.is_main():
-            return Run(record, files, self.settings, self.plain, None, None, None, self.console)
-        return self._start(record, files, _claim(files), Replay(), None, diff)
+        if group.is_main():
+            run = self._start(record, files, _claim(files), Replay(), None, diff)
+        else:
+            run = Run(record, files, request.settings, request.plain, None, None, None, self.console)
+        if (reproduces := record["reproduces"]) and reproduces["batches"] is not None:
+            run._end_after(reproduces["batches"])
+        return run
 
     def again(self, address: str) -> Run:
         """Open a run that has ended, or died, to go on from its newest whole checkpoint."""
-        if self.in_sweep:
+        request, uri = self.request, self.request.uri
+        if request.in_sweep:
             raise ConfigError(
                 f"resume={address}: expected a single run, found a sweep; resume its jobs one by one"
             )
-        found = catalog.find_one(address, self.outputs)
+        found = catalog.find_one(address, request.outputs)
         files, record = found.files, found.record
         if found.is_live:
             raise RunError(
                 f"{found.address}: this run is being trained by process {record['attempts'][-1]['pid']}; stop it first"
             )
-        config_now = {**redact(self.plain), "resume": record["config"].get("resume")}
+        config_now = {**redact(request.plain), "resume": record["config"].get("resume")}
         changed = resume.changes(record["config"], config_now)
         resume.refuse_fixed(changed, address)
         self._refuse_other_data(record, address)
@@ -243,21 +185,20 @@ class _Opening:
         record = identity.read_run(files.directory)
         moment = day.now(record["timezone"])
         git, diff = self._code()
-        attempt = new_attempt(len(record["attempts"]) + 1, moment, self.job, git, from_step=step)
-        attempt["config_sha256"] = identity.config_sha256(config_now)
-        attempt["changes"] = {key: list(pair) for key, pair in changed.items()}
+        attempt = new_attempt(len(record["attempts"]) + 1, moment, request.job, git, config_now)
+        attempt |= {"from_step": step, "changes": {key: list(pair) for key, pair in changed.items()}}
         record["attempts"].append(attempt)
         record.setdefault("first_config", record["config"])  # MLflow keeps the params of the first attempt
         record.update(
             status="RUNNING",
             git=git,
             config=config_now,
-            config_sha256=identity.config_sha256(config_now),
-            keep=self.keep,
-            references=self.references,
-            filled=self.filled,
-            tracking_uri=self.uri,
-            artifact_root=store.artifact_root(self.uri, self.root) if self.uri is not None else None,
+            config_sha256=attempt["config_sha256"],
+            keep=request.keep,
+            references=request.references,
+            filled=request.filled,
+            tracking_uri=uri,
+            artifact_root=store.artifact_root(uri, request.root) if uri is not None else None,
         )
         read = journal.read(files.journal)
         for damage in read.damages:
@@ -278,19 +219,12 @@ class _Opening:
         source: Path | None,
         diff: bytes,
     ) -> Run:
-        """Write down that an attempt begins, and start everything that records it."""
+        """Record that an attempt begins, and start everything that records it."""
+        request = self.request
         attempt = record["attempts"][-1]["number"]
+        start = {"event": "start", "time": now_ms(), "uid": record["uid"], "attempt": attempt}
         try:
-            journal_now.append(
-                {
-                    "event": "start",
-                    "time": now_ms(),
-                    "uid": record["uid"],
-                    "attempt": attempt,
-                    "step": state.step,
-                    "at": journal_now.size_bytes,
-                }
-            )
+            journal_now.append({**start, "step": state.step, "at": journal_now.size_bytes})
             write_atomic(files.config_of(attempt), config.to_yaml(config.escaped(record["config"])))
             if record["git"]["diff_sha256"] is not None:
                 write_atomic(files.uncommitted_diff(attempt), diff)
@@ -301,39 +235,37 @@ class _Opening:
                 f"{files.directory}: cannot write the run's first files: {error}; "
                 "set tracking.outputs to a directory with space that can be written"
             ) from error
-        courier = Courier.shared() if self.uri is not None else None
-        run = Run(
-            record, files, self.settings, self.plain, recorder, journal_now, courier, self.console, source
-        )
+        courier = Courier.shared() if request.uri is not None else None
         if courier is not None:
             courier.add(files.directory)
-        if not files.directory.is_relative_to(self.outputs / record["day"]) and self.job is not None:
+        if request.job is not None and not files.directory.is_relative_to(request.outputs / record["day"]):
             self.console.warn(
-                f"{files.directory} is not below {self.outputs}, so `daypoint ls` will not list it; begin the defaults of "
-                "your config with `daypoint`, and leave hydra.run.dir alone"
+                f"{files.directory} is not below {request.outputs}, so `daypoint ls` will not list it; put `daypoint` first in "
+                "the defaults of your config, and leave hydra.run.dir alone"
             )
-        return run
+        settings, plain = request.settings, request.plain
+        return Run(record, files, settings, plain, recorder, journal_now, courier, self.console, source)
 
     def _directory(self, run_dir: str | os.PathLike[str] | None) -> tuple[Path, datetime]:
         """The run directory and the one instant that is the run's start."""
-        moment = day.now(self.settings.timezone)
+        moment, job = day.now(self.request.settings.timezone), self.request.job
         if run_dir is not None:
             return Path(run_dir).expanduser().absolute(), moment
-        if self.job is not None:
-            return self.job.directory, hydra_app.claimed_at(self.job.directory) or moment
+        if job is not None:
+            return job.directory, hydra_app.claimed_at(job.directory) or moment
         if not group.is_main():
             return Path(group.agree("run", "")), moment
-        directory = day.claim(self.outputs, moment)
+        directory = day.claim(self.request.outputs, moment)
         group.agree("run", str(directory))
         return directory, moment
 
     def _skip_if_done(self) -> None:
-        shown = redact(self.plain)
+        shown, outputs = redact(self.request.plain), self.request.outputs
         if HIDDEN in str({key: value for key, value in shown.items() if key not in identity.IGNORED}):
             return  # hidden values may have been different ones
         sha256 = identity.config_sha256(shown)
-        newest_first = reversed(day.run_directories(self.outputs))
-        for run in catalog.each(newest_first, self.outputs, []):
+        newest_first = reversed(day.run_directories(outputs))
+        for run in catalog.each(newest_first, outputs, []):
             if run.record["config_sha256"] == sha256 and run.status == "FINISHED":
                 metric = (run.record["monitor"] or {}).get("metric")
                 raise hydra_sweep.JobSkipped(
@@ -341,25 +273,22 @@ class _Opening:
                 )
 
     def _code(self) -> tuple[dict[str, Any], bytes]:
-        """The state of the code, and what of it is not committed. Earlier runs are no code, wherever they lie."""
-        generated = list(provenance.GENERATED)
-        if self.outputs != self.root and self.outputs.is_relative_to(self.root):
-            generated.append(str(self.outputs.relative_to(self.root)))
-        return provenance.inspect(self.root, generated=generated)
+        """The state of the code, and what of it is not committed. Earlier runs do not count as code, wherever they are."""
+        root = self.request.root
+        return provenance.inspect(root, generated=provenance.generated_in(root, self.request.outputs))
 
     def _check_store(self, experiment: str) -> None:
-        if self.uri is not None and group.is_main():
-            store.check_experiment(self.uri, experiment)
+        if self.request.uri is not None and group.is_main():
+            store.check_experiment(self.request.uri, experiment)
 
     def _refuse_other_data(self, record: Mapping[str, Any], address: str) -> None:
-        if (
-            self.data is not None
-            and record["data"]
-            and record["data"]["fingerprint"] != self.data.fingerprint()
-        ):
+        if self.request.data is None or not record["data"]:
+            return
+        was, now = record["data"]["fingerprint"], self.request.data.fingerprint()
+        if was != now:
             raise ConfigError(
-                f"resume={address}: data {record['data']['name']}: expected the content with sha256 "
-                f"{record['data']['fingerprint']}, found {self.data.fingerprint()}; the data has changed since, start a new run"
+                f"resume={address}: data {record['data']['name']}: expected the content with sha256 {was}, found {now}; "
+                "the data has changed since, start a new run"
             )
 
 

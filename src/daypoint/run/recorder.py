@@ -1,10 +1,10 @@
-"""The recorder: batches and epochs become events of the journal.
+"""Record batches and epochs as events of the journal, and keep the statistics of the epoch.
 
-Each `log` passes every value through the strict door, appends one "batch" event, and feeds the statistics of
+Each `log` checks every value (`daypoint.scalars.convert`), appends one "batch" event, and feeds the statistics of
 the epoch. `end_epoch` appends those as one "epoch" event and rewrites the train log. The recorder knows
-nothing of directories being claimed, of MLflow or of the screen. Batches of plain floats wait in
-`daypoint.record.spool` for a moment, where they outlive the process, and are written many at a time. One number:
-three CPU scalars a step cost about 10 microseconds with cold caches, 4 without.
+nothing of claiming a directory, of MLflow or of the screen. Batches of plain floats wait in
+`daypoint.record.spool` for a moment, where they outlive the process, and are written many at a time, so that
+three CPU scalars a step cost about 10 microseconds.
 
 A tensor on an accelerator is not waited for. It is checked by shape and dtype, copied on its device
 (`daypoint.scalars.ring`), and the event is written when the copy has arrived, in order and with its own step and
@@ -12,8 +12,8 @@ time: at the latest 64 steps later, and always when an epoch begins or ends, at 
 and at the end of the run, however it ends. What is logged and not yet written is lost by SIGKILL: at most
 those 64 steps or, as long as the device keeps up, half a second and a step.
 
-The environment variable DAYPOINT_DEFER says otherwise. 0: every value is waited for and written at once.
-1: CPU tensors are deferred too, as tests do.
+The environment variable DAYPOINT_DEFER changes that. 0: every value is waited for and written at once.
+1: CPU tensors are deferred too, which is for tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DEFERRED = {"": (False,), "0": (), "1": (False, True)}
 """By DAYPOINT_DEFER: tensors with which `is_cpu` are read later."""
 
 MOST_BITS = 13_000
-"""Of an integer; Python writes, and reads, no more than 4,300 digits."""
+"""The largest integer that is recorded; Python writes, and reads, no more than 4,300 digits."""
 
 
 def now_ms() -> int:
@@ -61,7 +61,7 @@ class Recorder:
         carried: what an earlier attempt recorded before the step at which this one goes on.
         on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may
             raise.
-        on_split: called once with the names of two calls of `log` that take turns, and so may be meant to be one batch.
+        on_split: called once with the names of two calls of `log` that alternate, and so may be meant to be one batch.
 
     Raises:
         ConfigError: DAYPOINT_DEFER is neither 0 nor 1.
@@ -117,7 +117,7 @@ class Recorder:
     def log(self, metrics: Mapping[str, Any], step: int | None = None, batch_size: int | None = None) -> None:
         """Record the scalars of one batch.
 
-        All of them or none: every value passes the door before anything is written.
+        All of them or none: every value is checked before anything is written.
 
         Args:
             metrics: scalars by name.
@@ -170,7 +170,7 @@ class Recorder:
             self._spool.begin(tuple(values), self.epoch)
 
     def _look_for_turns(self, names: tuple[str, ...]) -> None:
-        """`log(a=…); log(b=…)` in each iteration makes two steps of every batch, seldom on purpose."""
+        """Notice `log(a=…); log(b=…)` in each iteration, which makes two steps of every batch, seldom on purpose."""
         turns = self._turns
         if turns == [names]:  # as nearly always
             return
@@ -183,9 +183,7 @@ class Recorder:
             tell(turns[-2], turns[-1])
 
     def _can_spool(self, values: Mapping[str, bool | int | float]) -> bool:
-        """Whether the next batch, if it is like this one, need not be written at once: seen twice, of floats
-        only.
-        """
+        """Whether the next batch, if it is like this one, may wait in the spool: seen twice, of floats only."""
         names, self._expected = self._expected, tuple(values)
         if True in self._deferred:
             return False
@@ -400,12 +398,9 @@ class Recorder:
         return entry
 
     def write_train_log(self) -> None:
-        """The train log: per epoch count, mean, variance, min and max of every metric, and where the batches
-        are.
-        """
-        strict.write_atomic(
-            self._files.train_log, strict.dumps(train_log(self._files, self.epochs, self.step))
-        )
+        """Write the train log: per epoch count, mean, variance, min and max of every metric, and where the batches are."""
+        content = strict.dumps(train_log(self._files, self.epochs, self.step))
+        strict.write_atomic(self._files.train_log, content)
 
     def checkpoint_metrics(self, monitor: str | None) -> dict[str, bool | int | float]:
         """The metrics for the card of a checkpoint that is taken now.
@@ -433,17 +428,10 @@ class Recorder:
             path: of the checkpoint, in the run directory.
             card: its identity card.
         """
-        event = {
-            "event": "checkpoint",
-            "time": now_ms(),
-            "step": card["step"],
-            "epoch": card["epoch"],
-            "path": path,
-            "metrics": card["metrics"],
-        }
+        event = {"event": "checkpoint", "time": now_ms(), "step": card["step"], "epoch": card["epoch"]}
         with self._lock:  # no row may begin between the two
             self._drain()
-            self._append_placed(event)
+            self._append_placed({**event, "path": path, "metrics": card["metrics"]})
 
     def finish(self) -> None:
         """`flush` for the last time; on a full disk with the space of the spool itself.
@@ -463,7 +451,7 @@ class Recorder:
         self._append_placed(event)
 
     def close(self) -> None:
-        """Let go of the spool. It is left where it is, for others to recover, when it could not be drained."""
+        """Remove the spool, unless it could not be drained; then it is left for others to recover."""
         self._latest.update(self._spool.latest())
         self._spool.remove()
 

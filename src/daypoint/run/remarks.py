@@ -1,4 +1,7 @@
-"""Remarks: what a person is told while a run goes, each thing once. One number: what is said already costs a look into a set."""
+"""Warn about a run while it goes, about each thing once: odd steps, values that are not finite, errors on the way to MLflow.
+
+It decides what is worth a warning, not how it is shown.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from daypoint.run.console import RunConsole
 
 
 class Remarks:
-    """What one run has said.
+    """The warnings of one run.
 
     Args:
         on_nonfinite: the policy, `record`, `warn` or `stop`.

@@ -1,10 +1,9 @@
-"""Resuming: which run goes on, with which config, and what may be different from before.
+"""Decide with which config a resumed run trains, and which changes to it are allowed.
 
-`python train.py resume=20260328 trainer.epochs=40`: the config is the recorded one, frozen as it was
-(`now()`, the environment and today's YAML files are not asked again), except for what the command line names.
+`python train.py resume=20260328 trainer.epochs=40`: the config is the recorded one, as it was resolved then
+(`now()`, the environment and today's YAML files are not asked again), except for what the command line changes.
 Changes that cannot make sense in the middle of a training are refused before anything is written. This module
 restores no weights and writes nothing.
-One number: a changed value is named with its key, before and after, in one line.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ FIXED = (
     "trainer.seed",
     "trainer.accumulate",
 )
-"""What makes a training another one when it changes."""
+"""Settings that make it another training when they change."""
 FREE = ("data.num_workers", "data.path", "data.source")
-"""What changes nothing of the training although it stands below something fixed."""
+"""Settings below fixed ones that may change all the same, since the training does not depend on them."""
 
 
 def resumed(cfg: DictConfig) -> DictConfig:
     """The config to train with: `cfg` itself, or, when it has a `resume` address, that run's recorded config
-    with what the command line changes in it. Call it first in a Hydra `main`; outside Hydra the address alone
-    decides and nothing is changed.
+    with the changes of the command line. Call it first in a Hydra `main`; outside Hydra there is no command line, so
+    the recorded config is returned as it is.
 
     Raises:
         AddressError: the address names no run, or more than one.
@@ -70,11 +69,11 @@ def _resumed(cfg: DictConfig, address: str) -> DictConfig:
 
 
 def thawed(record: Mapping[str, Any]) -> DictConfig:
-    """A recorded config as one that can be changed: what was a reference to another value follows it again,
+    """A recorded config that can be changed: values that referred to others refer to them again,
     and what the program had filled in is left for it to fill in. All else is the recorded data.
 
     Raises:
-        ConfigError: a reference is none.
+        ConfigError: a recorded reference is something else than the name of a key.
     """
     frozen = OmegaConf.create(config.escaped(record["config"]))
     for key, before in record["filled"].items():
@@ -97,25 +96,16 @@ def references(cfg: Any) -> dict[str, str]:
     """
     if not isinstance(cfg, DictConfig):
         return {}
-    found: dict[str, str] = {}
-
-    def visit(value: Any, key: str) -> None:
-        if isinstance(value, dict):
-            for name, item in value.items():
-                visit(item, f"{key}.{name}" if key else str(name))
-        elif isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
-            found[key] = match.group(1)
-
-    visit(OmegaConf.to_container(cfg, resolve=False), "")
-    return found
+    values = _leaves(OmegaConf.to_container(cfg, resolve=False), "")
+    matches = {key: _REFERENCE.fullmatch(value) for key, value in values.items() if isinstance(value, str)}
+    return {key: match[1] for key, match in matches.items() if match}
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What differs between two resolved configs, by dotted key: (before, after); a key that is missing counts
     as null.
 
-    Numbers are compared as numbers: 1e-3 is 0.001. Keys that do not matter to a training are left out
-        (`identity.IGNORED`).
+    Numbers are compared as numbers: 1e-3 is 0.001. Keys that do not matter to a training (`identity.IGNORED`) are left out.
     """
     old, new = _leaves(before, ""), _leaves(after, "")
     return {
@@ -126,7 +116,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
 
 
 def refuse_fixed(changed: Mapping[str, tuple[Any, Any]], address: str) -> None:
-    """Let through only what may change when a run goes on.
+    """Refuse changes that would make it another training.
 
     Raises:
         ConfigError: names every key that may not, with both values.
@@ -140,13 +130,10 @@ def refuse_fixed(changed: Mapping[str, tuple[Any, Any]], address: str) -> None:
 
 
 def _leaves(value: Any, key: str) -> dict[str, Any]:
-    if isinstance(value, Mapping) and value:
-        return {
-            k: v
-            for name, item in value.items()
-            for k, v in _leaves(item, f"{key}.{name}" if key else name).items()
-        }
-    return {key: list(value) if isinstance(value, tuple) else value}
+    if not isinstance(value, Mapping) or not value:
+        return {key: list(value) if isinstance(value, tuple) else value}
+    inner = [_leaves(item, f"{key}.{name}" if key else str(name)) for name, item in value.items()]
+    return {name: leaf for leaves in inner for name, leaf in leaves.items()}
 
 
 def _below(key: str, prefixes: tuple[str, ...]) -> bool:
@@ -154,7 +141,7 @@ def _below(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _put_secrets_back(node: DictConfig, root: DictConfig, cfg: DictConfig, prefix: str = "") -> None:
-    """A recorded config has *** for its secrets; they come from today's config."""
+    """Replace the `***` that a recorded config has for its secrets by the values of today's config."""
     for name in list(node):
         key = f"{prefix}{name}"
         value = node._get_node(name)
@@ -165,7 +152,7 @@ def _put_secrets_back(node: DictConfig, root: DictConfig, cfg: DictConfig, prefi
 
 
 def _given(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What the command line says, as (key, value), without `resume` itself.
+    """The overrides of the command line as (key, value), without `resume` itself.
 
     Raises:
         ConfigError: it names another member of a config group than the run had.
@@ -175,13 +162,11 @@ def _given(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     for key, value in overrides.parsed(job.overrides if job else []):
         if key == "resume":
             continue
-        if job is not None and key in job.choices:
-            before = record["choices"].get(key)
-            if before != value:
-                raise ConfigError(
-                    f"resume: {key} was {before!r}, now {value!r}; a group cannot change when a run goes on: "
-                    "name single values, or start a new run"
-                )
-            continue
-        given.append((key, value))
+        if job is None or key not in job.choices:
+            given.append((key, value))
+        elif (before := record["choices"].get(key)) != value:
+            raise ConfigError(
+                f"resume: {key} was {before!r}, now {value!r}; a group cannot change when a run goes on: "
+                "name single values, or start a new run"
+            )
     return given

@@ -1,10 +1,8 @@
-"""A run: what the training loop talks to. It hands on to the recorder, the checkpoints, the courier and the
-screen.
+"""The `Run` that a training loop calls: it passes on to the recorder, the checkpoints, the courier and the screen.
 
-The end, whatever it is, goes into the journal first, then into run.json, then to MLflow through the courier.
-After SIGKILL nobody is left to say anything but the courier, which does. How a run is opened, and which end
-has which status: `daypoint.run.opening`. One number: what `log` adds to the recorder's own cost is under half a
-microsecond.
+However a run ends, the end goes into the journal first, then into run.json, then to MLflow through the courier.
+After SIGKILL the courier, a process of its own, records the end. This module does not know how a run is opened, nor which end
+has which status (`daypoint.run.opening`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from daypoint.record.config import Tracking
 from daypoint.record.journal import Journal
 from daypoint.run.closing import Closing
 from daypoint.run.console import RunConsole
-from daypoint.run.record import close_attempt, message_of
+from daypoint.run.description import close_attempt, json_text, message_of
 from daypoint.run.recorder import Recorder, now_ms
 from daypoint.run.remarks import Remarks
 from daypoint.run.saver import Saver
@@ -38,7 +36,7 @@ from daypoint.scalars.convert import check_scalar, to_step
 from daypoint.tracking.courier import Courier
 
 _process = os.getpid()
-"""This process, for `log`, which is called too often to ask the kernel."""
+"""The id of this process. `log` is called too often to ask the kernel for it."""
 
 
 def _learn_process() -> None:
@@ -57,37 +55,32 @@ def _mapping(metrics: Any) -> Mapping[str, Any]:
     )
 
 
-def _written(text: str) -> str:
-    """Text that JSON takes: bytes of a file name that are none are written as such."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Say how a method that takes its objects by name is called, to whoever gives them without."""
+    """Let a method that takes its objects by name refuse others with a message that shows the right call."""
 
     @functools.wraps(method)
     def checked(self: Run, *objects: Any, **named: Any) -> Any:
         if objects:
-            name = method.__name__
             raise TypeError(
-                f"{name}: expected each object by its name, found {type(objects[0]).__name__} without one; "
-                f"write run.{name}(model=model, optimizer=optimizer)"
+                f"{method.__name__}: expected each object by its name, found {type(objects[0]).__name__} without one; "
+                f"write run.{method.__name__}(model=model, optimizer=optimizer)"
             )
+        self._check_usable()
         return method(self, **named)
 
     return checked
 
 
 class Run:
-    """One training run. Made by `open_run`, not by hand.
+    """One training run. `open_run` makes it.
 
     Attributes:
         directory: the run directory, absolute.
         day: the day tag, such as `20260328`.
-        address: how the run is called on the command line, `20260328/141502-123456`.
-        uid: the name that never changes, 16 hexadecimal digits.
+        address: the name of the run on the command line, `20260328/141502-123456`.
+        uid: an identifier that never changes, 16 hexadecimal digits.
         config: the resolved config, as plain data.
-        is_main: whether this process records (rank 0). On other ranks everything checks its values and writes
+        is_main: whether this process records (rank 0). On other ranks every method checks its values and writes
             nothing.
     """
 
@@ -121,7 +114,7 @@ class Run:
         self._remarks = Remarks(console, settings.on_nonfinite)
         if recorder is not None:
             recorder.on_nonfinite, recorder.on_split = self._remarks.nonfinite, self._remarks.split
-        self._process = os.getpid()
+        self._process = _process
         self._ended = False
         self._started_seconds = time.monotonic()
         self._silent_step = 0
@@ -147,7 +140,7 @@ class Run:
         """The last value of every metric. Waits for values that are still on a device."""
         if self._recorder is None:
             return {}
-        if not self._ended and os.getpid() == self._process:
+        if not self._ended and _process == self._process:
             self._recorder.flush()
         return dict(self._recorder.latest)
 
@@ -163,9 +156,9 @@ class Run:
         """Record the scalars of one batch: `run.log(loss=loss, lr=0.1)` or `run.log({"train/loss": loss})`.
 
         When it returns, the values survive the death of the process; others can read them within 256 calls or half a second
-        (`daypoint.record.spool`). But a tensor on an accelerator is not
-        waited for: it is copied there, and recorded within 64 steps, at the end of the epoch or of the run,
-        or when something else is asked for (`daypoint.run.recorder`); until then SIGKILL would lose it.
+        (`daypoint.record.spool`). A tensor on an accelerator is the exception: it is not waited for but copied on its device,
+        and recorded within 64 steps, and before an epoch, a checkpoint or the run ends (`daypoint.run.recorder`).
+        Until then SIGKILL would lose it.
 
         Args:
             metrics: scalars by name: Python or numpy numbers, or 0-dim tensors on any device.
@@ -198,13 +191,12 @@ class Run:
         self._recorder.log(metrics, step, batch_size)
         if self._console.has_bar:
             self._console.step(self._recorder)
-        if self._stopping is not None:
-            self._stop_here()
+        self._stop_if_asked()
 
     def _end_after(self, batches: int) -> None:
-        """Have the run end well with so many batches, for `daypoint reproduce`. Others pay nothing for it.
+        """End the run as FINISHED after so many batches, for `daypoint reproduce`; other runs keep the plain `log`.
 
-        It ends when the next one would be recorded, so that what follows the last one (an epoch's end, a checkpoint) is there.
+        It ends when the next batch would be recorded, so that what follows the last one (an epoch's end, a checkpoint) is there.
         """
         log, count = self.log, itertools.count(1)
 
@@ -217,8 +209,7 @@ class Run:
 
     def log_epoch(self, metrics: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record scalars of the whole epoch, such as validation metrics. Arguments and errors as in `log`."""
-        if self._ended or os.getpid() != self._process:
-            self._refuse()
+        self._check_usable()
         metrics = {**_mapping({} if metrics is None else metrics), **named}
         if self._recorder is None:
             for name, value in metrics.items():
@@ -244,19 +235,12 @@ class Run:
         if 0 < count <= first:
             self._console.warn(f"nothing left to train: {first} epochs are done, {count} were asked for")
         for epoch in range(first, count):
-            self._begin_epoch(epoch, count)
-            try:
+            with self._epoch(epoch, count):
                 yield epoch
-            except GeneratorExit:  # the loop was left by break or an exception
-                self._leave_epoch()
-                raise
-            self._end_epoch(complete=True)
 
     @property
     def batch(self) -> int:
-        """Batches done in the epoch that is open; at its start 0, but for the epoch in which a resumed run
-        goes on.
-        """
+        """Batches done in the epoch that is open: 0 at its start, unless a resumed run goes on in the middle of it."""
         recorder = self._recorder
         return recorder.steps_in_epoch if recorder is not None and recorder.epoch is not None else 0
 
@@ -275,29 +259,26 @@ class Run:
             return carried.epochs[-1]["epoch"] + 1 if carried.epochs else 0
         if batches is not None and carried.steps_in_epoch < batches:
             return carried.epoch
-        # All its batches were done when the checkpoint was taken; only its end was not recorded.
-        epoch = carried.epoch
-        self._begin_epoch(epoch, None)
-        self._end_epoch(complete=True)
+        with self._epoch(carried.epoch, None) as epoch:
+            pass  # all its batches were done when the checkpoint was taken; only its end was not recorded
         return epoch + 1
 
-    @contextlib.contextmanager
-    def epoch(self, number: int) -> Iterator[int]:
+    def epoch(self, number: int) -> contextlib.AbstractContextManager[int]:
         """One epoch: `with run.epoch(3): ...`."""
-        self._begin_epoch(number, None)
+        return self._epoch(number, None)
+
+    @contextlib.contextmanager
+    def _epoch(self, number: int, count: int | None) -> Iterator[int]:
+        self._check_usable()
+        if self._recorder is not None:
+            self._recorder.begin_epoch(number)
+            self._console.begin_epoch(number, count, self._batches)
         try:
             yield number
-        except BaseException:
+        except BaseException:  # GeneratorExit: a loop over `epochs` was left by break or an exception
             self._leave_epoch()
             raise
         self._end_epoch(complete=True)
-
-    def _begin_epoch(self, epoch: int, count: int | None) -> None:
-        if self._ended or os.getpid() != self._process:
-            self._refuse()
-        if self._recorder is not None:
-            self._recorder.begin_epoch(epoch)
-            self._console.begin_epoch(epoch, count, self._batches)
 
     def _end_epoch(self, complete: bool) -> None:
         if self._recorder is not None and self._recorder.epoch is not None and not self._ended:
@@ -305,10 +286,10 @@ class Run:
             self._hear_courier()
 
     def _leave_epoch(self) -> None:
-        """An epoch is being left early. An error here would be swallowed by the interpreter, so it is kept
+        """Close an epoch that is left early. An error here would be swallowed by the interpreter, so it is kept
         for the end.
         """
-        if os.getpid() == self._process:
+        if _process == self._process:
             try:
                 self._end_epoch(complete=False)
             except DaypointError as error:
@@ -318,11 +299,11 @@ class Run:
     def restore(
         self, *, model: Any, optimizer: Any = None, scheduler: Any = None, scaler: Any = None
     ) -> dict[str, Any]:
-        """In a resumed run, put everything back to where the checkpoint was, random numbers included.
+        """In a resumed run, restore everything from the checkpoint, random numbers included.
 
         Call it right before the loop, in a new run too: there it changes nothing, but a signal can then end
-        the training with a checkpoint. Settings of the optimizer and the scheduler that the config has
-        changed since (a new learning rate, more steps) stay changed.
+        the training with a checkpoint. A setting of the optimizer or the scheduler that has changed in the config since
+        (a new learning rate, more steps) keeps its new value.
 
         Args:
             model, optimizer, scheduler, scaler: built from the config, as for a new training.
@@ -333,15 +314,13 @@ class Run:
         Raises:
             CheckpointError: the checkpoint does not fit these objects.
         """
-        if self._ended or os.getpid() != self._process:
-            self._refuse()
         self._objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._restores = True
         if self._source is None:
             return {}
         built = scheduler.state_dict() if scheduler is not None else {}
-        state = checkpoint.restore(self._source, **self._objects)
-        self._parent = identity.reference(state.card, str(self._source.relative_to(self.directory)))
+        state, card = checkpoint.restore(self._source, **self._objects)
+        self._parent = identity.reference(card, str(self._source.relative_to(self.directory)))
         for note in state.notes:
             self._console.warn(note)
         changed = self._record["attempts"][-1]["changes"]
@@ -384,8 +363,6 @@ class Run:
                 could not be written. In the latter case this one is being written all the same. Other
                 checkpoints are untouched. What goes wrong with the last one is raised at the end of the run.
         """
-        if self._ended or os.getpid() != self._process:
-            self._refuse()
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._objects = {**given, **extra}
         path = self._save(wait)
@@ -400,28 +377,24 @@ class Run:
         return self._saver.save(self._objects, self._parent, wait=wait, gradients=gradients)
 
     def _settle(self) -> None:
-        """Enter the checkpoints that have been written meanwhile into the journal."""
+        """Enter checkpoints that the saver's thread has written into the journal."""
         if self._saver is not None:
             self._saver.settle()
 
     def _stop(self, ending: BaseException) -> None:
-        """A signal asks for the end: after the step if a checkpoint can be made there, else now."""
+        """End the run on a signal: after the step if a checkpoint can be made there, else now."""
         if self._recorder is None or not self._objects or self._ended:
             raise ending
         self._stopping = ending
         self._console.warn("stopping after this step, with a checkpoint; a second signal stops at once")
 
-    def _stop_if_asked(self) -> None:
-        """Between two steps: end now if a signal has asked for it."""
-        if self._stopping is not None:
-            self._stop_here()
-
     def _announce(self) -> None:
         self._console.opening(self.address, self._record["name"], str(self.directory))
 
-    def _stop_here(self) -> NoReturn:
-        """The step is done: make the checkpoint and end."""
-        assert self._stopping is not None
+    def _stop_if_asked(self) -> None:
+        """Between two steps: if a signal has asked for it, make a checkpoint and end."""
+        if self._stopping is None:
+            return
         ending, self._stopping = self._stopping, None
         try:
             self._save(gradients=True)  # the end waits for it
@@ -429,10 +402,14 @@ class Run:
             self._console.warn(str(error))
         raise ending
 
+    def _check_usable(self) -> None:
+        if self._ended or _process != self._process:
+            self._refuse()
+
     def _refuse(self) -> NoReturn:
-        if os.getpid() != self._process:
+        if _process != self._process:
             raise RunError(
-                f"run {self.address}: opened by process {self._process}, used in process {os.getpid()} (a DataLoader worker?); "
+                f"run {self.address}: opened by process {self._process}, used in process {_process} (a DataLoader worker?); "
                 "return the values to the process that opened the run and log them there"
             )
         raise RunError(
@@ -446,7 +423,7 @@ class Run:
     # ------------------------------------------------------------ the end
 
     def _tell_sweep(self, status: str) -> None:
-        """A job that was resumed by itself has another end, and another value, than its sweep was told."""
+        """Correct the entry of a job in its sweep: a job that was resumed alone has another end and another value."""
         assert self._recorder is not None
         place, monitor = self._record["sweep"], self._record["monitor"]
         value = self._recorder.latest.get(monitor["metric"]) if monitor else None
@@ -455,10 +432,8 @@ class Run:
             sweep.change_job(self.directory.parent, place["job"], directory=self.directory.name, **facts)
 
     def _end(self, status: str, error: BaseException | None) -> None:
-        """Record how the run ended. Each step is tried even when an earlier one fails; the first failure is
-        raised.
-        """
-        if self._ended or os.getpid() != self._process:
+        """Record how the run ended. Each step is tried even when an earlier one fails; the first failure is raised."""
+        if self._ended or _process != self._process:
             return
         failures: list[BaseException] = [self._left_error] if self._left_error else []
         self._console.stop()
@@ -483,28 +458,18 @@ class Run:
         if failures and status == "FINISHED":
             error = failures[0]
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        summary = (
-            _written(redact_text(": ".join(filter(None, (type(error).__name__, message_of(error))))))
-            if error is not None
-            else None
-        )
-        attempt(
-            lambda: recorder.end(
-                {
-                    "event": "end",
-                    "time": now_ms(),
-                    "attempt": len(self._record["attempts"]),
-                    "status": status,
-                    "step": recorder.step,
-                    "error": summary,
-                }
-            )
-        )
+        summary = None
+        if error is not None:
+            message = ": ".join(filter(None, (type(error).__name__, message_of(error))))
+            summary = json_text(redact_text(message))
+        attempts = len(self._record["attempts"])
+        ended = {"event": "end", "time": now_ms(), "attempt": attempts, "status": status}
+        attempt(lambda: recorder.end({**ended, "step": recorder.step, "error": summary}))
         attempt(journal.sync)
         seconds = time.monotonic() - self._started_seconds
         close_attempt(self._record, status, day.now(self._settings.timezone), seconds, error)
         attempt(lambda: identity.write_run(self.directory, self._record))
-        if self._record["sweep"] is not None and len(self._record["attempts"]) > 1:
+        if self._record["sweep"] is not None and attempts > 1:
             attempt(lambda: self._tell_sweep(status))
         attempt(recorder.close)
         journal.close()

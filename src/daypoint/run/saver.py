@@ -1,14 +1,13 @@
-"""The saver: checkpoints of a live run, copied while training waits, written while it goes on.
+"""Save checkpoints of a live run: copied while training waits, written by a thread while training goes on.
 
-A thread writes; one write is under way at most, and a save that finds one waits for it before it copies, so there
-is one copy in memory at most. Its memory is kept for the next one until the run ends. The thread touches files of the shelf and nothing else: what it has committed it leaves
-in `written`, and the training thread enters that into the journal when it next comes by (`settle`). So a
-checkpoint's event is there only after its rename, and nobody but the training writes the journal. Failures are kept
-for whoever asks next, a save or the end.
+One write is under way at most: a save that finds one waits for it before it copies, so there is one copy in memory at most.
+The memory of a copy is kept for the next one until the run ends. The thread touches the files of the checkpoints and
+nothing else: it leaves what it has committed in `written`, and the training thread enters that into the journal at its next
+call (`settle`). So a checkpoint's event comes after its rename, and only the training thread writes the journal. A failure is
+kept until the next save, or the end, raises it.
 
-It is a daemon thread: a process that is told twice to stop does not linger for it, and what it leaves
-unfinished is no checkpoint. This module knows no format and decides no end. One number: a checkpoint of 1 GB stops the
-training for 0.2 s, a quarter of the time that the disk takes (`benchmarks/results`).
+It is a daemon thread, so a process that is told twice to stop does not wait for it; what it leaves
+unfinished is no checkpoint. This module knows no file format and does not decide how a run ends.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from daypoint.checkpoints.snapshot import Snapshot
 
 SILENT_SECONDS = 2.0
-"""So long the end of a run waits for a write without a word."""
+"""How long the end of a run waits for a write before it says so."""
 ROLES = ("model", "optimizer", "scheduler", "scaler")
 
 
@@ -168,7 +167,7 @@ class Saver:
             shelf.prune(self._files, keep_last=self._record["keep"], keep_best=1)
 
     def _write_aside(self, taken: Snapshot, card: dict[str, Any]) -> None:
-        """`_write`, in the thread. Whatever goes wrong here is told by others."""
+        """`_write`, in the thread. An error is kept for the training thread to raise."""
         try:
             self._write(taken, card)
         except BaseException as error:

@@ -1,9 +1,8 @@
-"""The table behind `python train.py debug=shapes`: what goes into and comes out of every module, for a batch.
+"""Print the table of `python train.py debug=shapes`: what goes into and comes out of every module, for one batch.
 
 It runs the model once, as it is (same mode, same device), and leaves it as it was: buffers, random state,
-hooks and gradients. It refuses to know what a shape should be. When the forward pass fails, the table ends at
-the module that failed. One number: one row a call, so a module that is called twice has two rows, and its
-parameters count once.
+hooks and gradients. A module that is called twice has two rows, and its parameters count once. When the forward pass fails,
+the table ends at the module that failed. It does not know what a shape should be.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 MOST_ITEMS = 8
-"""Of a long tuple, list or dict so many are shown."""
+"""How many items of a long tuple, list or dict are shown."""
 
 
 @dataclass
@@ -32,14 +31,18 @@ class Call:
     """One call of one module, or a module that was never called (`inputs` is None)."""
 
     name: str
-    kind: str
+    module: nn.Module
     inputs: str | None = None
     output: str | None = None
-    """None: it failed. What failed and was caught inside the model has a text here that says so."""
+    """None: it failed. A call that failed and was caught inside the model has a text here that says so."""
     parameters: int = 0
-    """Those of the module itself, not of the modules in it, and none that an earlier row has counted."""
+    """Those of the module itself, not of its submodules, and none that an earlier row has counted."""
     shared: int = 0
     """Those that an earlier row has counted."""
+
+    @property
+    def kind(self) -> str:
+        return type(self.module).__name__
 
 
 @dataclass
@@ -50,7 +53,7 @@ class Shapes:
     uncalled: list[Call] = field(default_factory=list)
     error: str | None = None
     trainable: int = 0
-    """How many of all parameters ask for a gradient."""
+    """How many of all parameters need a gradient."""
 
     @property
     def total(self) -> int:
@@ -64,29 +67,25 @@ def trace_shapes(model: nn.Module, x: Any) -> Shapes:
     Args:
         x: one batch, on the model's device: whatever the model's forward takes as its first argument.
     """
-    import torch
-
     model = getattr(model, "_orig_mod", model)
-    if any(_is_lazy(tensor) for tensor in [*model.parameters(), *model.buffers()]):
+    if any(is_lazy(tensor) for tensor in [*model.parameters(), *model.buffers()]):
         model = _copy_of_lazy(model)  # the first call gives lazy modules their size
     shapes = Shapes()
-    running: list[tuple[nn.Module, Call, BaseException | None]] = []
+    running: list[tuple[Call, BaseException | None]] = []
     failed: list[tuple[BaseException | None, Call]] = []
     done: list[str] = []
-    calls_of: dict[nn.Module, list[Call]] = {module: [] for module in model.modules()}
     names = {module: name for name, module in model.named_modules()}
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [*map(_shape, args), *(f"{key}={_shape(value)}" for key, value in kwargs.items())]
-        call = Call(names[module], type(module).__name__, inputs=", ".join(given))
+        call = Call(names[module], module, inputs=", ".join(given))
         shapes.calls.append(call)
-        calls_of[module].append(call)
-        running.append((module, call, sys.exception()))
+        running.append((call, sys.exception()))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not running or running[-1][0] is not module:
+        if not running or running[-1][0].module is not module:
             return  # a hook of the user's own failed before it began
-        _, call, handled = running.pop()
+        call, handled = running.pop()
         error = sys.exception()
         if error is handled:  # this may all be in an `except` of the model
             call.output = _shape(output)
@@ -113,17 +112,15 @@ def trace_shapes(model: nn.Module, x: Any) -> Shapes:
             call.output = "failed, and was caught"
     if ended_by is not None:
         shapes.error = _explain(ended_by, [call for raised, call in failed if raised is ended_by], done)
-    _count(model, shapes, calls_of, names)
+    _count(model, shapes)
     return shapes
 
 
-def shape_table(model: nn.Module, x: Any) -> RenderableType:
-    """What `trace_shapes` found, for a rich console."""
-    return _render(trace_shapes(model, x))
-
-
 def print_shapes(model: nn.Module, x: Any, console: Console | None = None) -> str | None:
-    """Print the table. Returns None, or what went wrong in the forward pass (printed too)."""
+    """Run `model(x)` once and print a table of every module's input and output shape and parameters.
+
+    Returns None, or what went wrong in the forward pass, which is printed too.
+    """
     shapes = trace_shapes(model, x)
     (console or Console()).print(_render(shapes))
     return shapes.error
@@ -135,10 +132,8 @@ def print_shapes(model: nn.Module, x: Any, console: Console | None = None) -> st
 @contextmanager
 def _left_as_it_was(model: nn.Module, x: Any) -> Iterator[None]:
     """Afterwards the buffers (batch norm's means) and the random state are what they were."""
-    import torch
-
     buffers = [
-        (module, name, buffer, None if buffer is None or _is_lazy(buffer) else buffer.detach().clone())
+        (module, name, buffer, None if buffer is None or is_lazy(buffer) else buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
@@ -157,22 +152,12 @@ def _left_as_it_was(model: nn.Module, x: Any) -> Iterator[None]:
 
 
 def _uncompiled() -> AbstractContextManager[None]:
-    """Parts of the model that are compiled run as they were written; a hook is not heard inside of them."""
-    import torch
-
+    """Run compiled parts of the model eagerly: inside compiled code no hook is called."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-def _is_lazy(tensor: Tensor) -> bool:
-    from torch.nn.parameter import is_lazy
-
-    return is_lazy(tensor)
 
 
 def _copy_of_lazy(model: nn.Module) -> nn.Module:
     """A copy, whose lazy modules get their size in the first call."""
-    from torch.nn.parameter import UninitializedBuffer
-
     lazy = [buffer for buffer in model.buffers() if isinstance(buffer, UninitializedBuffer)]
     # deepcopy cannot copy these.
     copies = {id(of): UninitializedBuffer(of.requires_grad, of.device, of.dtype) for of in lazy}
@@ -180,44 +165,32 @@ def _copy_of_lazy(model: nn.Module) -> nn.Module:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return [value]
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return [tensor for item in items for tensor in _tensors(item)]
 
 
-def _count(
-    model: nn.Module, shapes: Shapes, calls_of: dict[nn.Module, list[Call]], names: dict[nn.Module, str]
-) -> None:
+def _count(model: nn.Module, shapes: Shapes) -> None:
     """Give each parameter to the first row that has it; list the modules that were never called."""
-    import torch
-    from torch import nn
-
-    for module, calls in calls_of.items():
-        own = list(module.parameters(recurse=False))
-        is_container = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
-        if not calls and not (is_container and not own):
+    called = {call.module for call in shapes.calls}
+    containers = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+    for name, module in model.named_modules():
+        is_empty = isinstance(module, containers) and not any(True for _ in module.parameters(recurse=False))
+        if module not in called and not is_empty:
             unseen = "TorchScript, not seen into" if isinstance(module, torch.jit.ScriptModule) else None
-            calls.append(Call(names[module], type(module).__name__, inputs=unseen))
-            shapes.uncalled.append(calls[0])
-    counted: set[int] = set()
-    owner = {id(call): module for module, calls in calls_of.items() for call in calls}
+            shapes.uncalled.append(Call(name, module, inputs=unseen))
+    counted: set[nn.Parameter] = set()
     for call in [*shapes.calls, *shapes.uncalled]:
-        for parameter in owner[id(call)].parameters(recurse=False):
-            if _is_lazy(parameter):  # the forward pass did not come so far
+        for parameter in call.module.parameters(recurse=False):
+            if is_lazy(parameter):  # the forward pass did not come so far
                 continue
-            if id(parameter) in counted:
+            if parameter in counted:
                 call.shared += parameter.numel()
             else:
-                counted.add(id(parameter))
+                counted.add(parameter)
                 call.parameters += parameter.numel()
-    shapes.trainable = sum(
-        parameter.numel()
-        for parameter in model.parameters()
-        if parameter.requires_grad and not _is_lazy(parameter)
-    )
+    shapes.trainable = sum(parameter.numel() for parameter in counted if parameter.requires_grad)
 
 
 def _explain(error: Exception, failed: list[Call], done: list[str]) -> str:
@@ -236,8 +209,6 @@ def _explain(error: Exception, failed: list[Call], done: list[str]) -> str:
 
 def _shape(value: Any) -> str:
     """[64, 1, 8, 8] for a float32 tensor, others with their dtype; also inside tuples, lists and dicts."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         if value.is_nested and value.layout is torch.strided:  # has no shape
             return "nested (" + _some([_shape(item) for item in value.unbind()]) + ")"

@@ -1,15 +1,14 @@
-"""The strict door: one real number in, exactly one Python number out, or a `ScalarError` saying what to do.
+"""Convert one real number to exactly one Python number, or raise a `ScalarError` that says what to do.
 
 `to_py` converts. `check_scalar` refuses the same things without touching the value, for values fetched later.
 `scalar_loss` holds a loss to what `backward()` needs. `to_step` makes an exact step number.
 
-`.item()` and `float()` are no such door: both take shape `[1]`, `float()` drops a zero imaginary part, a
+`.item()` and `float()` are not strict: both take shape `[1]`, `float()` drops a zero imaginary part, a
 masked array gives 0.0, a sharded tensor its local part, a fake tensor a number that nobody computed. So kind,
-shape and dtype are looked at first, and the type of the result last.
+shape and dtype are checked first, and the type of the result last.
 
-This module refuses to know what a value means: no reduction, no rounding, no policy on NaN. It imports
-neither torch nor numpy: a value of theirs brings them along. One number: of the 0.5 µs that a CPU tensor
-takes, 0.15 are its `.item()`.
+This module does not know what a value means: no reduction, no rounding, no policy on NaN. It imports
+neither torch nor numpy: a program that has a value of theirs has imported them.
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ def to_py(x: Any, name: str = "value", *, batch_size: int | None = None) -> bool
 
 
 def plain_float(x: Any) -> float | None:
-    """The value of a 0-dim floating-point tensor in the memory of the CPU: what is logged most often. None: it is something else,
-    or to be refused; `to_py` tells which.
+    """The value of a 0-dim floating-point tensor on the CPU, which is logged most often; None for anything else, which is then
+    for `to_py` to convert or refuse.
     """
     if type(x) is not _Tensor:
         return None
@@ -242,8 +241,8 @@ def _tensor_remedy(torch: Any, x: Tensor, name: str, batch_size: int | None) -> 
 
 
 def _fail_compilation(name: str) -> None:
-    """Fail it for good. What `comptime` runs, runs inside the compiler, so its errors reach the user. A plain
-    `raise` only breaks the graph, and training would go on, slower and without a word."""
+    """Fail the compilation. `comptime` runs a function inside the compiler, so its errors reach the user. A plain
+    `raise` only breaks the graph, and training would go on, slower and without a message."""
     from torch._dynamo.comptime import comptime
 
     comptime(_raise_while_compiling)

@@ -1,6 +1,6 @@
-"""The ring: 0-dim tensors are copied on their own device at once, and read later, many in one transfer.
+"""Copy 0-dim tensors on their own device at once, and read them later, many in one transfer.
 
-So a training step never waits for its device. `put` asks the device to copy one value into memory that the
+So a training step never waits for its device, and at most 64 steps are not yet read. `put` asks the device to copy one value into memory that the
 ring owns. All that changes the value afterwards (an in-place operation, the replay of a CUDA graph, the next
 call of a function compiled with `mode="reduce-overhead"`) comes later on the same stream, so it does not
 change what was put. One half of the ring travels to pinned host memory while the other half fills; only who
@@ -10,7 +10,7 @@ A slot holds a value in its own dtype, so every value arrives exactly, also on a
 Each stream has memory of its own, so no stream waits for another. It goes by `torch.accelerator`; what is
 specific to CUDA is the refusal during a graph capture.
 
-This module knows nothing of journals, epochs and statistics. One number: at most 64 steps are under way.
+This module knows nothing of journals, epochs and statistics.
 """
 
 from __future__ import annotations
