@@ -1,13 +1,12 @@
-"""Frozen: a recorded config as a script gets it to run again, with nothing left to evaluate.
+"""A recorded config in the form in which a script runs with it again: nothing in it is left to evaluate.
 
-Every `_target_` is held to the allow-list, text that looks like an interpolation stays text, and what speaks to Hydra is not
-taken from a record at all. Only what a record hides (`***`) comes from the project's config of today, as it is written there: no
-secret passes through here. One number: what is not as recorded are `tracking.outputs`, `tracking.name`, `resume` and `debug`.
+Every `_target_` is held to the allow-list, text that looks like an interpolation stays text, and sections for Hydra itself are not
+taken from a record. Values that a record hides (`***`) come from the project's config of today, as they are written there, so
+that no secret passes through here. Only `tracking.outputs`, `tracking.name`, `resume` and `debug` are not as recorded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,20 +55,13 @@ def freeze(
                 frozen[key] = None
         OmegaConf.update(frozen, "tracking.outputs", config.escaped(str(outputs)), force_add=True)
         OmegaConf.update(frozen, "tracking.name", f"reproduces {run.address}", force_add=True)
-    with _importable(script.imports_from):
+    sys.path.insert(0, str(script.imports_from))  # the allow-list looks at classes beside the script
+    try:
         allowlist.check(config.resolve(frozen.copy()), allowlist.of_project(script.root))
+    finally:
+        sys.path.remove(str(script.imports_from))
     _reveal(frozen, run, script, {text.partition("=")[0].lstrip("+~") for text in overrides})
     return frozen
-
-
-@contextlib.contextmanager
-def _importable(directory: Path) -> Iterator[None]:
-    """The allow-list looks at classes of the project, which lie beside its script."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(directory))
 
 
 def _reveal(frozen: DictConfig, run: StoredRun, script: Script, given: Collection[str]) -> None:

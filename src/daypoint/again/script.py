@@ -1,8 +1,7 @@
-"""Script: the program that made a run, where it is in the project of today, and how it is started.
+"""The program that made a run: where it is in today's project, and how it is started.
 
-A record is data from disk. It says which script, but one that lies in the project that you stand in (or in that of the outputs
-directory) and nowhere else: a record from elsewhere cannot start what it likes. It need not be train.py; any program does
-whose config Hydra composes. One number: Hydra takes about a second to say what a script's config is.
+A record is data from disk, so it cannot start just any program: the script must lie in the project around the working directory
+(or in that of the outputs directory). It need not be train.py; any program does whose config Hydra composes.
 """
 
 from __future__ import annotations
