@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daypoint.base import day
 from daypoint.base.errors import AddressError, RunError
+from daypoint.plots import points as journal_points
+from daypoint.plots.points import Points
 from daypoint.reading.facts import FACTS, RunFacts
 from daypoint.reading.query import Name
 from daypoint.reading.selection import Selection
-from daypoint.record import catalog, journal, ranges
+from daypoint.record import catalog
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,17 +69,13 @@ def runs(
 
 
 def _directories(since: str | date | None, until: str | date | None, outputs: Path) -> list[Path]:
-    if isinstance(since, str) and until is None and _is_not_day(since):
-        return catalog.directories(since, outputs)
-    first, last = (_day(text, name) for text, name in ((since, "since"), (until, "until")))
-    return catalog.directories(f"{first}..{last}", outputs) if first or last else day.run_directories(outputs)
-
-
-def _is_not_day(text: str) -> bool:
     try:
-        return ranges.parse(text) is not None or not day.parse_day(text)
+        first, last = _day(since, "since"), _day(until, "until")
     except AddressError:
-        return True
+        if until is not None:
+            raise
+        return catalog.directories(str(since), outputs)
+    return catalog.directories(f"{first}..{last}", outputs) if first or last else day.run_directories(outputs)
 
 
 def _day(text: str | date | None, name: str) -> str:
@@ -129,81 +126,43 @@ def points(
         AddressError: it names no run, or several.
         RunError: the run has no journal, or no such metric.
     """
+    import numpy as np
+    import pandas as pd
+
     run = catalog.find_one(address, day.outputs_directory(outputs))
     wanted = None if metrics is None else dict.fromkeys([metrics] if isinstance(metrics, str) else metrics)
     try:
-        rows = _Rows(journal.events(run.files.journal), wanted)
+        found = Points(journal_points.events(run.files.journal), wanted)
     except FileNotFoundError:
         raise RunError(f"{run.address}: expected {run.files.journal.name} in it, found none") from None
-    if wanted and (missing := wanted.keys() - rows.values.keys()):
-        there = ", ".join(rows.others) or "none"
+    if wanted and (missing := wanted.keys() - found.values.keys()):
+        there = ", ".join(found.names) or "none"
         raise RunError(f"{run.address}: metrics: expected {', '.join(sorted(missing))}, found {there}")
-    return rows.frame()
+    epochs = pd.Series(np.array(found.epochs, np.int64), dtype="Int64")
+    kinds = np.array(list(found.is_epoch), np.int8)
+    columns = {
+        "step": np.array(found.steps, np.int64),
+        "epoch": epochs.mask(epochs < 0),
+        "time": pd.to_datetime(np.array(found.times, np.int64), unit="ms", utc=True),
+        "kind": pd.Categorical.from_codes(kinds, ["batch", "epoch"]),
+    }
+    for name, (places, values) in found.values.items():
+        columns[name] = _spread(places, values, len(found.steps))
+    return pd.DataFrame(columns)[found.counts()].reset_index(drop=True)
 
 
-class _Rows:
-    """The rows of a journal as columns of numbers, eight bytes a value."""
+def _spread(places: Sequence[int], values: Sequence[Any], length: int) -> Any:
+    """A column with the values at their rows; missing, or NaN, in the others."""
+    import numpy as np
 
-    def __init__(self, events: Iterable[Mapping[str, Any]], wanted: Mapping[str, None] | None) -> None:
-        self.steps, self.epochs, self.times = array("q"), array("q"), array("q")
-        self.is_epoch = bytearray()
-        self.values: dict[str, tuple[array[int], array[float] | list[Any]]] = {}
-        self.others: dict[str, None] = {}
-        self.restarts: list[tuple[int, int]] = []
-        for event in events:
-            kind = event["event"]
-            if kind in ("batch", "epoch_metrics"):
-                self._add(event, wanted, kind == "epoch_metrics")
-            elif kind == "start" and event["attempt"] > 1:
-                self.restarts.append((len(self.steps), event["step"]))
-
-    def _add(self, event: Mapping[str, Any], wanted: Mapping[str, None] | None, is_epoch: bool) -> None:
-        metrics = event["metrics"]
-        if wanted is not None:
-            self.others.update(dict.fromkeys(metrics))
-            metrics = {name: value for name, value in metrics.items() if name in wanted}
-            if not metrics:
-                return
-        for name, value in metrics.items():
-            places, values = self.values.setdefault(name, (array("q"), array("d")))
-            if type(value) is not float and type(values) is array:
-                values = list(values)  # a whole number may be longer than a float is exact
-                self.values[name] = (places, values)
-            places.append(len(self.steps))
-            values.append(value)
-        self.steps.append(event["step"])
-        self.epochs.append(-1 if event["epoch"] is None else event["epoch"])
-        self.times.append(event["time"])
-        self.is_epoch.append(is_epoch)
-
-    def frame(self) -> pd.DataFrame:
-        import numpy as np
-        import pandas as pd
-
-        steps = np.array(self.steps, np.int64)
-        counts = np.ones(len(steps), bool)
-        for place, step in self.restarts:  # the rule of daypoint.record.replay.valid_events
-            counts[:place] &= steps[:place] < step
-        epochs = pd.Series(np.array(self.epochs, np.int64), dtype="Int64")
-        columns = {
-            "step": steps,
-            "epoch": epochs.mask(epochs < 0),
-            "time": pd.to_datetime(np.array(self.times, np.int64), unit="ms", utc=True),
-            "kind": pd.Categorical.from_codes(np.array(list(self.is_epoch), np.int8), ["batch", "epoch"]),
-        }
-        for name, (places, values) in self.values.items():
-            if type(values) is array:
-                column: Any = np.full(len(steps), np.nan)
-                column[places] = values
-            else:
-                of_rows: list[Any] = [None] * len(steps)
-                for place, value in zip(places, values, strict=True):
-                    of_rows[place] = value
-                column = _column(of_rows)
-                if column.dtype == object and {type(value) for value in values} != {int}:
-                    column = column.astype("float64")
-            columns[name] = column
-        return pd.DataFrame(columns)[counts].reset_index(drop=True)
+    if isinstance(values, list) and len(set(map(type, values))) == 1:
+        rows: list[Any] = [None] * length
+        for place, value in zip(places, values, strict=True):
+            rows[place] = value
+        return _column(rows)
+    column = np.full(length, np.nan)
+    column[places] = np.array(values, float)
+    return column
 
 
 def _column(values: list[Any]) -> Any:
