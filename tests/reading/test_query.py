@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daypoint.base.errors import ConfigError
-from daypoint.reading.grammar import parse, parse_name
-from daypoint.reading.query import MISSING, Compare, Junction, Literal, Name, Not, matches, names
+from daypoint.reading.query import (
+    MISSING,
+    Compare,
+    Junction,
+    Literal,
+    Name,
+    Not,
+    matches,
+    names,
+    parse,
+    parse_name,
+)
 
 texts = st.text(max_size=8)
 plain = st.sampled_from(

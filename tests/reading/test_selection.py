@@ -8,8 +8,7 @@ from filed_runs import OPTIONAL, epoch, file_run
 from daypoint.base import day
 from daypoint.base.errors import AddressError, ConfigError
 from daypoint.reading.facts import FACTS, RunFacts
-from daypoint.reading.grammar import parse_name
-from daypoint.reading.query import MISSING
+from daypoint.reading.query import MISSING, parse_name
 from daypoint.reading.selection import Selection
 from daypoint.record import catalog
 

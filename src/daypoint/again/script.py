@@ -43,21 +43,15 @@ class Script:
     ranks: int
 
     @property
-    def command(self) -> list[str]:
-        """The beginning of the command line."""
-        return [sys.executable, *self._what]
+    def program(self) -> list[str]:
+        """What Python is given to start it."""
+        return ["-m", self.module] if self.module is not None else [str(self.path)]
 
     @property
     def training_command(self) -> list[str]:
-        """The same, for all ranks."""
-        if self.ranks == 1:
-            return self.command
+        """The beginning of the command line that trains, in all ranks."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
-        return [sys.executable, *torchrun, *self._what]
-
-    @property
-    def _what(self) -> list[str]:
-        return ["-m", self.module] if self.module is not None else [str(self.path)]
+        return [sys.executable, *(torchrun if self.ranks > 1 else ()), *self.program]
 
     @property
     def imports_from(self) -> Path:
@@ -65,7 +59,7 @@ class Script:
         return self.directory if self.module is not None else self.path.parent
 
     def __str__(self) -> str:
-        return " ".join(["python", *self._what])
+        return " ".join(["python", *self.program])
 
 
 def find(run: StoredRun, outputs: Path, given: Path | None = None) -> Script:
@@ -127,7 +121,7 @@ def config_of_today(record: Mapping[str, Any], script: Script) -> DictConfig:
         if HIDDEN not in text and not text.lstrip("+~").startswith(("-", "hydra"))
     ]
     done = subprocess.run(
-        [*script.command, *overrides, "--cfg", "job"],
+        [sys.executable, *script.program, *overrides, "--cfg", "job"],
         cwd=script.directory,
         stdout=subprocess.PIPE,
         text=True,

@@ -29,11 +29,11 @@ Outputs = Annotated[
 
 def _query(text: str | None) -> str | None:
     from daypoint.base.errors import ConfigError
-    from daypoint.reading import grammar
+    from daypoint.reading import query
 
     try:
         if text is not None:
-            grammar.parse(text)
+            query.parse(text)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     return text

@@ -39,7 +39,7 @@ def draw_curves(
     *,
     log: bool = False,
     smoothing: float | None = None,
-) -> int:
+) -> None:
     """Draw learning curves: a panel for each metric, a colour for each run.
 
     Every batch is a light line, the mean of each epoch a dot at its last step, its least and greatest value a
@@ -51,17 +51,13 @@ def draw_curves(
         metrics: at least one; a run that does not have one has no curve in its panel.
         path: a file that ends in .png, .svg or .pdf; replaced.
         log: logarithmic values; those that are not positive are left out, and counted.
-        smoothing: weight of an exponential moving average (`daypoint.thinning.smooth`), at least 0 and below 1.
-
-    Returns:
-        How many points of curves were drawn.
+        smoothing: weight of an exponential moving average (`daypoint.plots.thinning.smooth`), at least 0 and below 1.
 
     Raises:
         ConfigError: another ending, or matplotlib is not installed.
     """
     styles = [(PALETTE[i % len(PALETTE)], "--" if i >= len(PALETTE) else "-") for i in range(len(runs))]
     names = curves.labels(runs)
-    drawn = 0
     with np.errstate(all="ignore"), figure_at(path, 0.9 + 2.9 * len(metrics)) as figure:
         figure.suptitle(plain(curves.title(runs), 110), fontsize=11, x=0.01, ha="left")
         panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
@@ -71,13 +67,11 @@ def draw_curves(
             for run, style in zip(runs, styles, strict=True):
                 panel.add(run, *style)
             panel.close()
-            drawn += panel.drawn
         figure.align_ylabels(panels)
         panels[-1].set_xlabel("step (batches done before this one)")
         _limit_steps(panels[-1], [c.steps for run in runs for c in run.curves.values() if c.name in metrics])
         handles = {} if len(runs) == 1 else _run_handles(names, styles)
         legend(figure, {**handles, **entries})
-    return drawn
 
 
 class _Panel:
@@ -96,7 +90,6 @@ class _Panel:
         self._lost: Counter[str] = Counter()
         self._marks: list[tuple[np.ndarray, float, str]] = []
         self._shown = False
-        self.drawn = 0
 
     def add(self, run: RunCurves, color: str, dash: str) -> None:
         """Draw one run."""
@@ -108,17 +101,15 @@ class _Panel:
         strong = {"color": color, "linestyle": dash, "linewidth": 1.6, "zorder": 3.0}
         if curve.by_batch:
             light = {"color": color, "linewidth": 0.6, "alpha": 0.3 if self._crowd else 0.45, "zorder": 2.0}
-            is_alone = not np.isfinite(curve.epochs["mean"]).any() and self._smoothing is None
-            if is_alone:  # the only line there is
+            if not np.isfinite(curve.epochs["mean"]).any() and self._smoothing is None:  # the only line
                 light |= {"linewidth": 1.0, "alpha": 0.85}
             self._line("every batch", curve.steps, y, light)
             self._epochs(curve, strong)
             self._average(curve, strong)
         else:
-            hollow = {"marker": "D", "markerfacecolor": "white", "markersize": 4.5, "linewidth": 1.1}
-            if len(y) > _MOST_DOTS:
-                del hollow["marker"]
-            self._line("once an epoch", curve.steps, y, {**strong, **hollow})
+            hollow = {"marker": "D", "markerfacecolor": "white"} if len(y) <= _MOST_DOTS else {}
+            thin = {"linewidth": 1.1, "markersize": 4.5, **hollow}
+            self._line("once an epoch", curve.steps, y, {**strong, **thin})
         for step in run.resumed_at:
             line = self._axes.axvline(step, color=color, linestyle=":", linewidth=1.0, zorder=1.5)
             self._legend.setdefault("resumed", line)
@@ -127,7 +118,6 @@ class _Panel:
     def _line(self, label: str, x: np.ndarray, y: np.ndarray, style: dict[str, Any]) -> None:
         kept = thinning.thin(x, y, _COLUMNS)
         x, y = x[kept], y[kept]
-        self.drawn += len(kept)
         self._shown |= bool(np.isfinite(y).any())
         (line,) = self._axes.plot(x, y, **style)
         self._legend.setdefault(label, _grey(line) if self._crowd else line)

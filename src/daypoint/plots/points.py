@@ -7,7 +7,6 @@ out (`daypoint verify` names them). Steps that a resumed run did again count onc
 
 from __future__ import annotations
 
-import contextlib
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -60,13 +59,15 @@ class Points:
         if wanted is not None and not names:
             return
         for name in names:
-            value = files.decode_number(metrics[name])
+            value = metrics[name]
             if name not in self.values:
                 self.values[name] = (array("q"), array("d"))
             places, values = self.values[name]
-            if type(value) is not float and type(values) is array:
-                values = list(values)  # a whole number may be longer than a float is exact
-                self.values[name] = (places, values)
+            if type(value) is not float:
+                value = files.decode_number(value)
+                if type(value) is not float and type(values) is array:
+                    values = list(values)  # a whole number may be longer than a float is exact
+                    self.values[name] = (places, values)
             places.append(len(self.steps))
             values.append(value)
         self.steps.append(event["step"])
@@ -102,6 +103,9 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
     """
     with open(path, "rb", buffering=2**20) as file:
         for line in file:
-            if line.endswith(b"\n"):
-                with contextlib.suppress(ValueError):
-                    yield journal.parse_encoded(line[:-1])
+            try:
+                yield journal.parse_encoded(
+                    line[:-1]
+                )  # of an unfinished last line the checksum is cut off, too
+            except ValueError:
+                continue

@@ -15,8 +15,7 @@ from daypoint.base import day
 from daypoint.base.tables import Table
 from daypoint.reading.columns import Reader, table_of
 from daypoint.reading.facts import FACTS, RunFacts
-from daypoint.reading.grammar import parse_name
-from daypoint.reading.query import MISSING, Name
+from daypoint.reading.query import MISSING, Name, parse_name
 from daypoint.reading.selection import Selection
 from daypoint.record import catalog, sweep
 

@@ -14,8 +14,18 @@ from typing import Any, TypeVar
 from daypoint.base import day
 from daypoint.base.errors import AddressError, ConfigError, DaypointError
 from daypoint.reading.facts import FACTS, NUMBERS, PREFIXED, RunFacts, ambiguous
-from daypoint.reading.grammar import parse
-from daypoint.reading.query import MISSING, Compare, Expression, Junction, Literal, Name, Not, matches, names
+from daypoint.reading.query import (
+    MISSING,
+    Compare,
+    Expression,
+    Junction,
+    Literal,
+    Name,
+    Not,
+    matches,
+    names,
+    parse,
+)
 from daypoint.record import catalog
 
 T = TypeVar("T")

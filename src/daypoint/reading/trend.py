@@ -16,8 +16,7 @@ from typing import Any
 from daypoint.base.tables import Table
 from daypoint.plots.trend import Day
 from daypoint.reading.facts import RunFacts
-from daypoint.reading.grammar import parse_name
-from daypoint.reading.query import MISSING, Name
+from daypoint.reading.query import MISSING, Name, parse_name
 from daypoint.reading.selection import Selection
 
 
