@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_written_is_one_message(outputs, here, capsys, nam
     code, _, err = run_cli(capsys, "plot", "last", "-o", name)
     assert code == 1
     assert err.startswith("error: ")
-    assert "say with -o where the picture can be written" in err
+    assert f"{name}: cannot be written" in err
 
 
 def test_of_too_many_runs_the_newest_are_drawn_and_it_is_said(outputs, capsys, monkeypatch):

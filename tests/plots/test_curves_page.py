@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 def write(tmp_path, runs, metrics=("loss",), **options):
     path = tmp_path / "a.html"
-    curves_page.write_page(runs, metrics, path, title=curves_figure.title(runs), **options)
+    curves_page.write_page(runs, metrics, path, **options)
     return path
 
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas  # noqa: F401 - imported by the first call otherwise, within the deadline of a test
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

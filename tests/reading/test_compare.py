@@ -8,8 +8,8 @@ from filed_runs import epoch, file_run
 
 from daypoint.base.errors import AddressError
 from daypoint.base.tables import as_html, as_json_object
-from daypoint.reading.compare import MOST, compare, same
-from daypoint.reading.query import MISSING
+from daypoint.reading.compare import MOST, compare
+from daypoint.reading.query import MISSING, same
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def outputs(tmp_path):
 
 
 def section(found, name):
-    return next((section.rows for section in found.sections if section.name == name), {})
+    return found.sections.get(name, {})
 
 
 def test_only_what_differs_in_the_config_is_shown_compared_by_type(outputs):

@@ -1,22 +1,14 @@
 """Runs and points as pandas tables."""
 
 import math
-import tracemalloc
 
-import numpy as np
 import pandas as pd
 import pytest
 from filed_runs import epoch, file_run
-from hypothesis import given
-from hypothesis import strategies as st
 from written_runs import WrittenRun
 
 import daypoint
 from daypoint.base.errors import AddressError, ConfigError, RunError
-from daypoint.reading.frames import _Rows
-from daypoint.record import journal
-from daypoint.record.journal import line
-from daypoint.record.replay import valid_events
 
 
 @pytest.fixture
@@ -166,42 +158,3 @@ def test_a_run_that_logged_nothing_has_no_rows(tmp_path):
     run = WrittenRun(tmp_path)
     run.end()
     assert len(points(run)) == 0
-
-
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["batch", "epoch_metrics"]), st.integers(0, 6), st.integers(0, 1)),
-        st.tuples(st.just("start"), st.integers(0, 6), st.integers(2, 3)),
-    ),
-    max_size=12,
-)
-
-
-@given(EVENTS)
-def test_the_rows_are_those_that_count_in_a_replay(drawn):
-    events = []
-    for place, (kind, step, number) in enumerate(drawn):
-        if kind == "start":
-            events.append({"event": "start", "attempt": number, "step": step})
-        else:
-            events.append({"event": kind, "step": step, "epoch": 0, "time": place, "metrics": {"x": 0.5}})
-    expected = [(e["step"], e["time"]) for e in valid_events(events) if e["event"] != "start"]
-    table = _Rows(events, None).frame()
-    times = (table["time"] - pd.Timestamp(0, tz="UTC")) // pd.Timedelta(milliseconds=1)
-    assert list(zip(table["step"], times, strict=True)) == expected
-
-
-def test_memory_for_many_batches_is_that_of_the_columns(tmp_path):
-    count = 20_000
-    run = WrittenRun(tmp_path)
-    run.die()
-    with open(run.files.journal, "ab") as file:
-        for step in range(count):
-            metrics = {"loss": step * 0.5, "lr": 0.1, "grad_norm": 2.0}
-            file.write(line({"event": "batch", "time": step, "step": step, "epoch": 0, "metrics": metrics}))
-    tracemalloc.start()
-    rows = _Rows(journal.events(run.files.journal), None)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4 * 2**20 + count * 150  # nine columns of eight bytes, and the room they grow into
-    assert np.array_equal(rows.frame()["loss"], np.arange(count) * 0.5)

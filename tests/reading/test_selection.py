@@ -8,9 +8,8 @@ from filed_runs import OPTIONAL, epoch, file_run
 from daypoint.base import day
 from daypoint.base.errors import AddressError, ConfigError
 from daypoint.reading.facts import FACTS, RunFacts
-from daypoint.reading.grammar import parse, parse_name
-from daypoint.reading.query import MISSING, names
-from daypoint.reading.selection import Names, bind, select
+from daypoint.reading.query import MISSING, parse_name
+from daypoint.reading.selection import Selection
 from daypoint.record import catalog
 
 MLP = {"model": {"_target_": "zoo.MLP", "hidden": [64], "dropout": None}, "optimizer": {"lr": 1e-5}}
@@ -46,17 +45,10 @@ def outputs(tmp_path):
 
 def found(outputs, text):
     """The times of the runs for which a query holds."""
-    complaints = []
-    condition = bind(parse(text))
-    directories = day.run_directories(outputs)
-    known = Names(names(condition))
-    times = list(
-        select(
-            directories, outputs, complaints, lambda of: of.run.address[2:11], where=condition, known=known
-        )
-    )
-    known.check()
-    assert not complaints
+    selection = Selection(outputs, text)
+    times = list(selection.each(selection.directories(None), lambda of: of.run.address[2:11]))
+    selection.check()
+    assert not selection.complaints
     return times
 
 
@@ -160,14 +152,11 @@ def test_a_damaged_record_is_named_and_the_others_are_found(outputs):
     file_run(outputs, "20260303-100000", monitor="x", versions=5)
     for drop in ("day", "name", "status", "started", "config", "attempts", "uid"):
         file_run(outputs, "20260304-100000", drop=(drop,))
-    complaints = []
-    condition = bind(parse("versions.torch = 2.13.0 or versions.python = 3"))
-    rows = list(
-        select(day.run_directories(outputs), outputs, complaints, lambda of: of.run.address, where=condition)
-    )
+    selection = Selection(outputs, "versions.torch = 2.13.0 or versions.python = 3")
+    rows = list(selection.each(day.run_directories(outputs), lambda of: of.run.address))
     assert len(rows) == 3
-    assert len(complaints) == 8
-    assert all("20260303" in text or "20260304" in text for text in complaints)
+    assert len(selection.complaints) == 8
+    assert all("20260303" in text or "20260304" in text for text in selection.complaints)
 
 
 def test_a_run_of_the_second_at_two_in_kolkata_is_found_on_the_second_from_any_time_zone(

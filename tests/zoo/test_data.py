@@ -32,7 +32,7 @@ def test_digits_are_scaled_to_minus_one_to_three(digits):
 def test_every_training_row_comes_once_an_epoch_and_the_last_batch_is_what_is_left(digits):
     seen = batches(digits.train_loader(epoch=3))
     rows = torch.cat([x for x, _ in seen]).flatten(1)
-    kept = digits._train.x.flatten(1)
+    kept = digits._train.tensors[0].flatten(1)
     assert [len(x) for x, _ in seen] == [64] * 22 + [30]
     assert sorted(rows.tolist()) == sorted(kept.tolist())
 

@@ -111,23 +111,23 @@ def test_one_changed_cell_changes_the_fingerprint(tmp_path):
 
 def test_numbers_are_standardised_by_the_train_part(file):
     data = Table(file, target="city")
-    age = data._train.x[:, 0]
+    age = data._train.tensors[0][:, 0]
     assert abs(age.mean()) < 1e-6
     assert age.std(correction=0) == pytest.approx(1)
-    assert abs(data._val.x[:, 0].mean()) > 1e-3
+    assert abs(data._val.tensors[0][:, 0].mean()) > 1e-3
     assert data.preparation["features"]["age"].keys() == {"mean", "std"}
 
 
 def test_a_missing_number_becomes_the_mean_of_the_train_part(file):
     data = Table(file, target="income")
-    x = torch.cat([data._train.x, data._val.x])
+    x = torch.cat([data._train.tensors[0], data._val.tensors[0]])
     assert (x[:, 1] == 0).sum() == people()["height"].isna().sum()
     assert data.rows == 60
 
 
 def test_text_has_one_column_for_each_value(file):
     data = Table(file, target="income")
-    x = torch.cat([data._train.x, data._val.x])
+    x = torch.cat([data._train.tensors[0], data._val.tensors[0]])
     assert data.preparation["features"]["city"] == {"values": ["Lima", "Oslo", "Rome"]}
     assert x[:, 2:5].sum(0).tolist() == [
         (people()["city"] == city).sum() for city in ("Lima", "Oslo", "Rome")
@@ -140,7 +140,7 @@ def test_a_missing_text_is_all_zeros(tmp_path, ending):
     frame = people()
     frame.loc[:9, "city"] = None
     data = Table(save(frame, tmp_path / f"t.{ending}"), target="income")
-    x = torch.cat([data._train.x, data._val.x])
+    x = torch.cat([data._train.tensors[0], data._val.tensors[0]])
     assert (x[:, 2:5].sum(1) == 0).sum() == 10
 
 
@@ -150,14 +150,14 @@ def test_a_text_that_only_the_validation_part_has_is_all_zeros(tmp_path):
     frame.loc[val[0], "t"] = "new"
     data = Table(save(frame, tmp_path / "t.csv"), target="y")
     assert data.input_shape == (2,)
-    assert data._val.x[0].tolist() == [0, 0]
+    assert data._val.tensors[0][0].tolist() == [0, 0]
 
 
 def test_the_target_of_a_regression_is_standardised_and_can_be_had_back(file):
     data = Table(file, target="income")
     aim = data.preparation["target"]
-    incomes = torch.cat([data._train.y, data._val.y]).double() * aim["std"] + aim["mean"]
-    assert data._train.y.mean().abs() < 1e-6
+    incomes = torch.cat([data._train.tensors[1], data._val.tensors[1]]).double() * aim["std"] + aim["mean"]
+    assert data._train.tensors[1].mean().abs() < 1e-6
     assert np.sort(incomes.flatten().numpy()) == pytest.approx(np.sort(people()["income"]), rel=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_the_preparation_is_plain_data(file):
 def test_a_constant_column_does_no_harm(tmp_path):
     frame = people().assign(constant=0.1)
     data = Table(save(frame, tmp_path / "t.csv"), target="level")
-    assert torch.isfinite(data._train.x).all()
+    assert torch.isfinite(data._train.tensors[0]).all()
 
 
 def test_a_relative_path_starts_at_the_working_directory(tmp_path, monkeypatch):

@@ -1,9 +1,8 @@
-"""Agreement: whether what the files of one run say of one another is the same.
+"""Whether the files of one run agree with one another.
 
 A run says most things twice: run.json has the config and its hash, and each attempt wrote its config down as YAML; the journal has
-every event, and the train log is a fold of it. Here each is held against the other. What a trainer that was killed had no time to
+every event, and the train log is made from it. Here each is compared with the other. What a killed trainer had no time to
 write is no disagreement. This module repairs nothing and knows no checkpoint.
-One number: a million batches are held against the train log in 0.6 s, once they are read.
 """
 
 from __future__ import annotations

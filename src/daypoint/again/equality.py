@@ -1,13 +1,14 @@
-"""Equality: whether two runs measured the same, value by value, and where they part.
+"""Whether two runs measured the same, value by value, and where they first differ.
 
 Every batch value and every epoch metric of the journals is compared; steps that a resumed run did twice count once. Two
 values are the same if they are the same number, and NaN is the same as NaN: there is no tolerance. Of the weights, the
-hashes in the cards of checkpoints of the same name are compared. It runs nothing; why two runs differ is asked of
-`daypoint.run.causes`. One number: a million values compared in 10 s, half of it reading the journals.
+hashes in the cards of checkpoints of the same name are compared. This module runs nothing, and does not know why two runs differ
+(`daypoint.run.causes` does).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -136,26 +137,17 @@ def compare(
     """
     found = Equality()
     mine, theirs = (_recorded(run, batches, found) for run in (before, after))
-    shared = {name for values in mine.values() for name in values if name not in ignore}
-    for place, values in mine.items():
-        others = theirs.get(place)
-        if others is None:
-            found.only_before += place[1] == 0
-            if place[1] == 0:
-                continue  # one line for a missing batch, not one for each of its values
-            others = {}
-        else:
-            found.batches += place[1] == 0
-        _compare_values(found, place, values, others, ignore)
-    for place, values in theirs.items():
-        if place in mine:
-            continue
-        if place[1] == 0:
-            found.only_after += 1
-        else:
-            _compare_values(found, place, {}, values, ignore)
-    shared |= {name for values in theirs.values() for name in values if name not in ignore}
-    found.metrics = sorted(shared)
+    for place in dict.fromkeys((*mine, *theirs)):
+        values, others = mine.get(place), theirs.get(place)
+        if place[1] == 0:  # a missing batch is one line, not one for each of its values
+            found.only_before += others is None
+            found.only_after += values is None
+            if values is None or others is None:
+                continue
+            found.batches += 1
+        _compare_values(found, place, values or {}, others or {}, ignore)
+    names = {name for values in (*mine.values(), *theirs.values()) for name in values}
+    found.metrics = sorted(names - set(ignore))
     last = max((place[0] for place in mine), default=-1) + 1
     found.weights = _weights(before, after, last if batches is not None else None)
     found.reasons = causes.between(before.record, after.record, config)
@@ -178,9 +170,7 @@ def _recorded(run: StoredRun, batches: int | None, found: Equality) -> dict[Plac
         kind = _KINDS.get(event["event"])
         if kind is None:
             continue
-        again = 0
-        while (place := (event["step"], kind, again)) in recorded:
-            again += 1
+        place = next(p for n in itertools.count() if (p := (event["step"], kind, n)) not in recorded)
         recorded[place] = event["metrics"]
         count += kind == 0
         if count == batches and kind == 0:
@@ -195,7 +185,7 @@ def _compare_values(
     after: Mapping[str, Value],
     ignore: Collection[str],
 ) -> None:
-    for name in (*before, *(name for name in after if name not in before)):
+    for name in dict.fromkeys((*before, *after)):
         if name in ignore:
             found.ignored[name] = found.ignored.get(name, 0) + 1
             continue

@@ -1,10 +1,9 @@
-"""Reproduce: run a recorded training again, from its record alone, as a new run that says which one it repeats.
+"""Trains a recorded run again, from its record alone, as a new run that says which one it repeats.
 
 The script is the project's own, as it is now; nothing is checked out. Its config is the recorded one, frozen: Hydra gets it as
 its primary config, in place of conf/, so `now()`, the environment and today's files are not asked. Before anything runs,
 every `_target_` in it is held to the allow-list, and the script must lie in the project: a record is data from disk.
-Any script works whose config Hydra composes. What the two runs measured is `daypoint.again.equality`'s.
-One number: about a second more than the training itself.
+This module does not compare what the two runs measured (`daypoint.again.equality` does).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +21,6 @@ from typing import IO, Any
 from omegaconf import DictConfig, OmegaConf
 
 from daypoint.again import equality, frozen
-from daypoint.again.equality import Equality
 from daypoint.again.script import Script
 from daypoint.base import day, files
 from daypoint.base.errors import AddressError, CheckpointError, RunError
@@ -228,8 +226,3 @@ def _wait(process: subprocess.Popen[Any]) -> int:
                 continue
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def compare(planned: Plan, made: StoredRun, ignore: Collection[str] = ()) -> Equality:
-    """What the original and another run measured, up to where they can be compared."""
-    return equality.compare(planned.run, made, config=planned.config, batches=planned.batches, ignore=ignore)

@@ -1,8 +1,7 @@
-"""Script: the program that made a run, where it is in the project of today, and how it is started.
+"""The program that made a run: where it is in today's project, and how it is started.
 
-A record is data from disk. It says which script, but one that lies in the project that you stand in (or in that of the outputs
-directory) and nowhere else: a record from elsewhere cannot start what it likes. It need not be train.py; any program does
-whose config Hydra composes. One number: Hydra takes about a second to say what a script's config is.
+A record is data from disk, so it cannot start just any program: the script must lie in the project around the working directory
+(or in that of the outputs directory). It need not be train.py; any program does whose config Hydra composes.
 """
 
 from __future__ import annotations
@@ -44,21 +43,15 @@ class Script:
     ranks: int
 
     @property
-    def command(self) -> list[str]:
-        """The beginning of the command line."""
-        return [sys.executable, *self._what]
+    def program(self) -> list[str]:
+        """What Python is given to start it."""
+        return ["-m", self.module] if self.module is not None else [str(self.path)]
 
     @property
     def training_command(self) -> list[str]:
-        """The same, for all ranks."""
-        if self.ranks == 1:
-            return self.command
+        """The beginning of the command line that trains, in all ranks."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
-        return [sys.executable, *torchrun, *self._what]
-
-    @property
-    def _what(self) -> list[str]:
-        return ["-m", self.module] if self.module is not None else [str(self.path)]
+        return [sys.executable, *(torchrun if self.ranks > 1 else ()), *self.program]
 
     @property
     def imports_from(self) -> Path:
@@ -66,7 +59,7 @@ class Script:
         return self.directory if self.module is not None else self.path.parent
 
     def __str__(self) -> str:
-        return " ".join(["python", *self._what])
+        return " ".join(["python", *self.program])
 
 
 def find(run: StoredRun, outputs: Path, given: Path | None = None) -> Script:
@@ -128,7 +121,7 @@ def config_of_today(record: Mapping[str, Any], script: Script) -> DictConfig:
         if HIDDEN not in text and not text.lstrip("+~").startswith(("-", "hydra"))
     ]
     done = subprocess.run(
-        [*script.command, *overrides, "--cfg", "job"],
+        [sys.executable, *script.program, *overrides, "--cfg", "job"],
         cwd=script.directory,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,16 +1,17 @@
-"""Verifying: whether everything a run left behind is still what it was.
+"""Whether the files of a run are still what they were when they were written.
 
-Each file of each checkpoint is compared with the identity card beside it, the card with its own seal and with the config of the run's attempt,
-the journal line by line with its checksums and the places that it names, run.json, the configs, the journal and the train log with one
-another (`daypoint.again.agreement`), the pointers with what is there, the uncommitted changes of each attempt with
-their hash in run.json, a packaged model with its manifest. Nothing is unpickled, nothing is repaired.
-One number: about a second a gibibyte, the time that SHA-256 takes.
+Compared are: each file of each checkpoint with the identity card beside it; the card with its own seal and with the config of the
+run's attempt; each line of the journal with its checksum and with the place that it names; run.json, the configs, the journal and
+the train log with one another (`daypoint.again.agreement`); the pointers with what is there; the uncommitted changes of each
+attempt with their hash in run.json; a packaged model with its manifest. Nothing is unpickled, and nothing is repaired. SHA-256
+takes about a second a gibibyte.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 from daypoint.again import agreement
@@ -29,7 +30,7 @@ def verify_run(run: StoredRun) -> list[str]:
             *_checkpoints(run),
             *_pointers(run),
             *_diffs(run),
-            *_package(run),
+            *(manifest.problems(run.files.package) if run.files.package.exists() else ()),
         ]
     except (KeyError, TypeError, AttributeError) as error:
         return [f"{run.files.run}: not as daypoint writes it ({error!r}); restore it from a backup"]
@@ -57,8 +58,7 @@ def _journal(run: StoredRun, is_live: bool) -> list[str]:
     return problems
 
 
-def _checkpoints(run: StoredRun) -> list[str]:
-    problems: list[str] = []
+def _checkpoints(run: StoredRun) -> Iterator[str]:
     sha256 = run.record["config_sha256"]
     configs = {attempt.get("config_sha256", sha256) for attempt in run.record["attempts"]}
     for directory in run.checkpoints:
@@ -68,38 +68,24 @@ def _checkpoints(run: StoredRun) -> list[str]:
             card = shelf.read_card(directory)
         if not directory.exists():
             continue  # thinned out meanwhile
-        problems += found
+        yield from found
         if not found and card and card["config_sha256"] not in configs:
-            problems.append(
+            yield (
                 f"{directory}: the card's hyperparameters are those of no attempt of this run; "
                 "the card or run.json was changed"
             )
-    return problems
 
 
-def _pointers(run: StoredRun) -> list[str]:
-    problems: list[str] = []
+def _pointers(run: StoredRun) -> Iterator[str]:
     for name in ("last", "best"):
-        path = run.files.pointer(name)
-        try:
-            target = run.pointer(name)
-        except (ValueError, KeyError, DaypointError):
-            problems.append(f"{path}: expected a pointer to a checkpoint, found something else")
-            continue
+        target = run.pointer(name)
         is_there = target is None or (run.files.checkpoints / target).is_dir()
         if not is_there and run.pointer(name) == target:  # else it was moved meanwhile
-            problems.append(f"{path}: it points to {target}, which is not there")
-    return problems
+            yield f"{run.files.pointer(name)}: it points to {target}, which is not there"
 
 
-def _package(run: StoredRun) -> list[str]:
-    package = run.files.package
-    return manifest.problems(package) if package.exists() else []
-
-
-def _diffs(run: StoredRun) -> list[str]:
+def _diffs(run: StoredRun) -> Iterator[str]:
     """The uncommitted changes of each attempt, against the hash that run.json has of them."""
-    problems: list[str] = []
     for attempt in run.record["attempts"]:
         path = run.files.uncommitted_diff(attempt["number"])
         expected = (attempt.get("git") or {}).get("diff_sha256")
@@ -108,14 +94,13 @@ def _diffs(run: StoredRun) -> list[str]:
         try:
             found = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
-            problems.append(f"{path}: expected the uncommitted changes of the code, found {error.strerror}")
+            yield f"{path}: expected the uncommitted changes of the code, found {error.strerror}"
             continue
         if found != expected:
-            problems.append(
+            yield (
                 f"{path}: the content has changed since it was written "
                 f"(SHA-256 {found[:12]}…, run.json says {expected[:12]}…)"
             )
-    return problems
 
 
 def verified_bytes(run: StoredRun) -> int:

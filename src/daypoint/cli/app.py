@@ -1,8 +1,7 @@
-"""The command `daypoint`: reads the command line and prints. What is printed is made elsewhere.
+"""The command `daypoint` with all its subcommands. It reads the command line and prints; other wings do the work.
 
-Exit codes: 0 done, 1 the thing asked for cannot be had (the message says why), 2 the command line is wrong.
-Each command imports what it needs inside itself, so `daypoint --help` is quick. One number: 0.1 s of processor time before a
-command begins, half of it typer.
+Exit codes: 0 done, 1 what was asked for cannot be had (the message says why), 2 the command line is wrong.
+Each command imports what it needs inside itself, so `daypoint --help` starts fast.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import typer
 
 from daypoint.base import day
 from daypoint.cli import drawing, reading
-from daypoint.cli.options import Outputs, counted
+from daypoint.cli.options import Outputs, counted, warn
 
 if TYPE_CHECKING:
     from daypoint.models.publish import Published
@@ -76,8 +75,10 @@ for command in (reading.ls, reading.show, reading.compare, reading.trend):
 
 
 @app.command()
-def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], outputs: Outputs = None) -> None:
-    """Check every file of a run, or of a day's runs, against what it should be. Exit code 1 if anything is wrong.
+def verify(
+    address: Annotated[str, typer.Argument(help="A run, or a day or sweep of runs.")], outputs: Outputs = None
+) -> None:
+    """Check that the files of runs are intact and agree with one another. Exit code 1 if anything is wrong.
 
     \b
     Example: daypoint verify 20260328
@@ -87,7 +88,9 @@ def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], output
 
     where, unreadable = day.outputs_directory(outputs), []
     wrong = 0
-    found = catalog.directories(address, where) or [run.directory for run in catalog.find(address, where)]
+    found = catalog.directories(address, where)
+    if not found:
+        catalog.find(address, where)  # raises, and says what there is instead
     for run in catalog.each(found, where, unreadable):
         problems = verify_run(run)
         wrong += len(problems)
@@ -101,38 +104,36 @@ def verify(address: Annotated[str, typer.Argument(help="Days or runs.")], output
         raise typer.Exit(1)
 
 
-Experiment = Annotated[str | None, typer.Option(help="Which experiment's model, of a day that has several.")]
+Experiment = Annotated[str | None, typer.Option(help="The experiment, for a day that has several.")]
 
 
 @app.command()
 def reproduce(
-    address: Annotated[str, typer.Argument(help="Which run; of a day or a sweep, the run of its model.")],
+    address: Annotated[str, typer.Argument(help="A run; for a day or a sweep, its best run.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="What to change in the recorded config all the same, such as trainer.device=cpu."
-        ),
+        typer.Argument(help="Changes to the recorded config, such as trainer.device=cpu."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="End after so many batches, and compare these.")
+        int | None, typer.Option(min=1, help="Train and compare only this many batches.")
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="A metric to leave out, such as one that measures time; repeatable."),
+        typer.Option(help="A metric not to compare, such as one that measures time; repeatable."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run nothing: compare with this run.")
+        str | None, typer.Option(metavar="ADDRESS", help="Train nothing: compare with this run.")
     ] = None,
     script: Annotated[
         Path | None, typer.Option(help="The script to run; by default the one that made the run.")
     ] = None,
     experiment: Experiment = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The result as JSON on stdout, all else on stderr.")
+        bool, typer.Option("--json", help="The result as JSON on stdout, everything else on stderr.")
     ] = False,
     outputs: Outputs = None,
 ) -> None:
-    """Run a recorded training again, with its recorded config, as a new run, and compare every value of every batch.
+    """Train a recorded run again, with its recorded config, as a new run, and compare every value of every batch.
 
     Exit code: 0 identical, 1 different, 2 it could not be run.
 
@@ -158,14 +159,15 @@ def reproduce(
         else:
             found = scripts.find(original, where, script)
             caution = again.warnings(original, found, where)
-            for line in caution:
-                print(f"warning: {line}", file=sys.stderr)
+            warn(caution)
             cfg = frozen.freeze(original, planned.config, found, where, overrides or ())
             print(f"reproducing {original.address} with {found}", file=told, flush=True)
             made = again.run_again(
                 planned, found, cfg, where, overrides or (), sys.stderr if as_json else None
             )
-        result = again.compare(planned, made, ignore or ())
+        result = equality.compare(
+            original, made, config=planned.config, batches=planned.batches, ignore=ignore or ()
+        )
     except DaypointError as error:
         print(f"error: {_said(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -184,20 +186,21 @@ def reproduce(
     raise typer.Exit(0 if result.identical else 1)
 
 
+Store = Annotated[str | None, typer.Option(help="The MLflow store; by default the one in the run's config.")]
+
+
 @app.command()
 def sync(
     addresses: Annotated[list[str] | None, typer.Argument(help="Days or runs.")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Every run in the outputs directory.")] = False,
     rebuild: Annotated[
         bool,
-        typer.Option("--rebuild", help="Put the project's SQLite store aside and make it anew from --all."),
+        typer.Option("--rebuild", help="Set the project's SQLite store aside and rebuild it from all runs."),
     ] = False,
-    uri: Annotated[
-        str | None, typer.Option(help="Another MLflow store than the one each run was made for.")
-    ] = None,
+    uri: Store = None,
     outputs: Outputs = None,
 ) -> None:
-    """Send to MLflow what is not there yet; any number of times.
+    """Send to MLflow what is not there yet. It can be repeated any number of times.
 
     \b
     Example: daypoint sync today
@@ -211,31 +214,24 @@ def sync(
         raise typer.BadParameter("--rebuild is for all runs; leave the ADDRESS out")
     if not rebuild and bool(addresses) == all_runs:
         raise typer.BadParameter("say which runs: an ADDRESS, or --all")
-    root = day.project_root(Path.cwd())
-    if rebuild:
-        if live := [run.address for run in catalog.list_runs(where)[0] if run.is_live]:
-            raise typer.BadParameter(f"--rebuild: {', '.join(live)} is being trained now; wait for its end")
-        target = store.tracking_uri(uri, root)
-        if (aside := store.put_aside(target)) is not None:
-            print(f"the store as it was: {aside}")
-        uri = target
+    uri = _absolute_store(uri)
     if rebuild:
         runs, _ = catalog.list_runs(where)
-        directories = [
-            run.directory for run in runs if sending.store_of(run.directory, run.record)[0] == target
-        ]
+        if live := [run.address for run in runs if run.is_live]:
+            raise typer.BadParameter(f"--rebuild: {', '.join(live)} is being trained now; wait for its end")
+        uri = uri or store.tracking_uri(None, day.project_root(Path.cwd()))
+        if (aside := store.put_aside(uri)) is not None:
+            print(f"the store as it was: {aside}")
+        directories = [run.directory for run in runs if sending.store_of(run.directory, run.record)[0] == uri]
     elif all_runs:
         directories = day.run_directories(where)
     else:
         directories = [run.directory for address in addresses or () for run in catalog.find(address, where)]
-    report = sending.sync(directories, uri=store.tracking_uri(uri, root) if uri else None)
+    report = sending.sync(directories, uri=uri)
     for line in report.lines:
         print(line)
     if not report.ok:
         raise typer.Exit(1)
-
-
-Store = Annotated[str | None, typer.Option(help="Another MLflow store than the one the run was made for.")]
 
 
 @app.command()
@@ -249,8 +245,8 @@ def package(
     uri: Store = None,
     outputs: Outputs = None,
 ) -> None:
-    """Make the best checkpoint an MLflow model, and the day's one servable as models:/EXPERIMENT@DAY. Of a day with
-    several experiments the model of each; exit code 0 if at least one could be packaged.
+    """Package the best checkpoint as an MLflow model. The best one of a day is registered as models:/EXPERIMENT@DAY.
+    For a day with several experiments that is one model each; the exit code is 0 if at least one was packaged.
 
     \b
     Example: daypoint package 20260328
@@ -260,8 +256,7 @@ def package(
     where = day.outputs_directory(outputs)
     _find_modules_of(where)
     found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
-    for complaint in found.complaints:
-        print(f"warning: not packaged: {complaint}", file=sys.stderr)
+    warn(f"not packaged: {complaint}" for complaint in found.complaints)
     _show(found.published)
 
 
@@ -272,7 +267,7 @@ def promote(
     uri: Store = None,
     outputs: Outputs = None,
 ) -> None:
-    """Make a run's checkpoint the model of its day, whatever the others measured.
+    """Make a run's best checkpoint the model of its day, whatever the other runs measured.
 
     \b
     Example: daypoint promote 20260328/1415
@@ -295,7 +290,6 @@ def _show(found: list[Published]) -> None:
 
 def _find_modules_of(outputs: Path) -> None:
     """Let a `_target_` be a module beside train.py, as it was for the training; last, so that it hides nothing."""
-
     sys.path.append(str(day.project_root(outputs)))
 
 
@@ -307,7 +301,9 @@ def _absolute_store(uri: str | None) -> str | None:
 
 @app.command()
 def ui(
-    days: Annotated[list[str] | None, typer.Argument(help="Days whose runs to show; by default all.")] = None,
+    days: Annotated[
+        list[str] | None, typer.Argument(help="Show the runs of these days; by default all.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
     uri: Annotated[str | None, typer.Option(help="The MLflow store; by default the project's own.")] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

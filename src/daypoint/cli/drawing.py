@@ -1,8 +1,4 @@
-"""The command that draws: plot. It reads the command line and says which file it wrote; the pictures are made in `plots`,
-`curves_page` and `sweep_plot`.
-
-It reads run directories and nothing else. One number: at most 14 runs in one picture.
-"""
+"""The command that draws: plot. It reads the command line and prints which file it wrote; `daypoint.plots` draws."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daypoint.base import day
-from daypoint.cli.options import Outputs, Where, warn
+from daypoint.cli.options import Outputs, Where, warn, writing
 
 if TYPE_CHECKING:
     from daypoint.record.catalog import StoredRun
@@ -40,27 +36,25 @@ def plot(
         float | None,
         typer.Option(
             metavar="WEIGHT",
-            help="Draw an exponential moving average too, such as 0.9: the value before counts so much.",
+            help="Also draw an exponential moving average, with this weight of the past, such as 0.9.",
         ),
     ] = None,
     where: Where = None,
     limit: Annotated[
-        int | None, typer.Option("-n", min=0, help="How many runs: the newest; at most 14.")
+        int | None, typer.Option("-n", min=0, help="How many of the newest runs; at most 14.")
     ] = None,
     values: Annotated[
-        bool, typer.Option("--values", help="Of one sweep: what each job was worth, over the values tried.")
+        bool, typer.Option("--values", help="For one sweep: draw each job's objective over the values tried.")
     ] = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the file when it is there.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the file afterwards.")] = False,
     outputs: Outputs = None,
 ) -> None:
-    """Draw learning curves: every batch, the mean, least and greatest of each epoch; prints the file it wrote. Of more
-    than 14 runs the newest.
+    """Draw learning curves: every batch, and the mean, minimum and maximum of each epoch. Prints the name of the file. Of
+    more than 14 runs, the newest are drawn.
 
     \b
     Example: daypoint plot today -m loss -o curves.html
     """
-    from daypoint.base.errors import DaypointError
-
     there = day.outputs_directory(outputs)
     if smooth is not None and not 0 <= smooth < 1:
         raise typer.BadParameter(
@@ -72,18 +66,11 @@ def plot(
         raise typer.BadParameter(f"-o {output}: there is no directory {output.absolute().parent}")
     if values and (where or limit is not None):
         raise typer.BadParameter("--values draws all jobs of a sweep: leave --where and -n out")
-    try:
-        if values:
-            path = _plot_sweep(addresses, output, there)
-        else:
-            runs = _chosen(addresses, there, where, limit)
-            path = _plot_curves(runs, metric or [], output, log, smooth)
-    except OSError as error:
-        if isinstance(error, DaypointError):
-            raise
-        raise DaypointError(
-            f"{error.filename or output or Path.cwd()}: {error.strerror}; say with -o where the picture can be written"
-        ) from error
+    if values:
+        path = _plot_sweep(addresses, output, there)
+    else:
+        runs = _chosen(addresses, there, where, limit)
+        path = _plot_curves(runs, metric or [], output, log, smooth)
     print(path)
     if open_it:
         typer.launch(str(path.absolute()))
@@ -94,9 +81,8 @@ def _chosen(addresses: list[str], outputs: Path, where: str | None, limit: int |
     from daypoint.plots import curves_figure
     from daypoint.reading import selection
 
-    found = selection.newest(
-        addresses, outputs, min(limit or curves_figure.MOST_RUNS, curves_figure.MOST_RUNS), where=where
-    )
+    most = min(limit or curves_figure.MOST_RUNS, curves_figure.MOST_RUNS)
+    found = selection.newest(addresses, outputs, most, where=where)
     warn(found.complaints)
     if not found.runs:
         raise AddressError(f"{' '.join(addresses)}: found no run{f' with {where}' if where else ''} to draw")
@@ -122,12 +108,9 @@ def _plot_curves(
         if missing := [name for name in metrics if name not in run.curves]:
             print(f"warning: {run.address} has no {', '.join(missing)}", file=sys.stderr)
     path = output or Path(day.picture_name("curves", [run.address for run in runs]))
-    if path.suffix.lower() == ".html":
-        curves_page.write_page(
-            runs, metrics, path, title=curves_figure.title(runs), log=log, smoothing=smooth
-        )
-    else:
-        curves_figure.draw_curves(runs, metrics, path, log=log, smoothing=smooth)
+    draw = curves_page.write_page if path.suffix.lower() == ".html" else curves_figure.draw_curves
+    with writing(path):
+        draw(runs, metrics, path, log=log, smoothing=smooth)
     return path
 
 
@@ -139,5 +122,6 @@ def _plot_sweep(addresses: list[str], output: Path | None, outputs: Path) -> Pat
         raise typer.BadParameter(f"--values: expected one sweep, found {len(addresses)} addresses")
     directory = sweep.find(addresses[0], outputs)
     path = output or Path(day.picture_name("sweep", [day.address_in_day(directory, directory.parent.name)]))
-    sweep_plot.draw_sweep(sweep.read(directory), path)
+    with writing(path):
+        sweep_plot.draw_sweep(sweep.read(directory), path)
     return path

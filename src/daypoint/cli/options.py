@@ -1,12 +1,13 @@
-"""What several commands of the command line share: their options, and how they print.
+"""The options that several commands share, and how the commands print.
 
-One number: nothing here is imported before a command needs it, so it adds a millisecond to each.
+It imports nothing heavy before a command needs it, so that every command starts fast.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Outputs = Annotated[
     Path | None,
     typer.Option(
-        help="The outputs directory; by default the one of the project you stand in.",
+        help="The outputs directory; by default that of the project around the working directory.",
         envvar="DAYPOINT_OUTPUTS",
     ),
 ]
@@ -28,11 +29,11 @@ Outputs = Annotated[
 
 def _query(text: str | None) -> str | None:
     from daypoint.base.errors import ConfigError
-    from daypoint.reading import grammar
+    from daypoint.reading import query
 
     try:
         if text is not None:
-            grammar.parse(text)
+            query.parse(text)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     return text
@@ -42,7 +43,7 @@ Where = Annotated[
     str | None,
     typer.Option(
         callback=_query,
-        help="Which runs, such as 'optimizer.lr>=0.01 and val/accuracy>0.9 and status=finished'.",
+        help="Only these runs, such as 'optimizer.lr>=0.01 and val/accuracy>0.9 and status=finished'.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -96,10 +97,12 @@ def one_form(**given: bool) -> None:
         raise typer.BadParameter(f"expected one of {', '.join(f'--{name}' for name in given)}")
 
 
-def write(path: Path, text: str) -> None:
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be written into one message."""
     from daypoint.base.errors import RunError
 
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        raise RunError(f"{path}: cannot be written: {error.strerror}; name another file") from error

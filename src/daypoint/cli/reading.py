@@ -1,7 +1,5 @@
-"""The commands that look at runs: ls, show, compare, trend. They read the command line and print; what is printed is
-made in `listing`, `showing`, `compare` and `trend`.
-
-They read run directories and nothing else. One number: the first line of `daypoint ls` after 0.3 s.
+"""The commands that look at runs: ls, show, compare, trend. They read the command line and print; `daypoint.reading` finds
+out what is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from daypoint.cli.options import (
     print_json,
     print_table,
     warn,
-    write,
+    writing,
 )
 
 
@@ -40,11 +38,12 @@ def ls(
     sort: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Smallest first; with a minus before it (--sort=-best) largest first."
+            metavar="NAME", help="Sort by this, smallest first; with a minus (--sort=-best) largest first."
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("-n", min=0, help="How many: the newest, or the first as sorted; 0 for all.")
+        int | None,
+        typer.Option("-n", min=0, help="How many: the newest, or the first in sort order; 0 for all."),
     ] = None,
     columns: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="These columns instead of the usual ones.")
@@ -53,12 +52,12 @@ def ls(
     as_csv: AsCsv = False,
     outputs: Outputs = None,
 ) -> None:
-    """List runs, the newest last: the hyperparameters that vary, the best and the last metrics; in a terminal those for
-    which it has room. 50 of them, in files all.
+    """List runs, the newest last, with the hyperparameters that vary, the best value and the last metrics. Without -n
+    these are 50 runs, with --csv or --json all. A terminal gets the columns that fit its width.
 
     A query asks for hyperparameters (optimizer.lr, or its last word if nothing else is called that), metrics (val/accuracy is the last value; best(…),
     min(…), max(…), first(…)) and facts (status, day, model, steps, seconds, host, git.commit, tags.team, …) with = != < <= > >=
-    ~ in, and, or, not. A run that has no such name matches neither a question nor its opposite.
+    ~ in, and, or, not. A run that does not have a name matches neither a condition on it nor the opposite.
 
     \b
     Example: daypoint ls today
@@ -112,13 +111,13 @@ def _vary_too(params: list[str], width: int | None) -> str:
 def show(
     address: Annotated[str, typer.Argument(help="Which run.", autocompletion=complete_address)],
     once: Annotated[
-        bool, typer.Option("--once", help="Print a run that goes on once, instead of once a second.")
+        bool, typer.Option("--once", help="Print a live run once, instead of every second.")
     ] = False,
     as_json: AsJson = False,
     outputs: Outputs = None,
 ) -> None:
-    """Show one run: who it is, its best checkpoint, its epochs, checkpoints, files and hyperparameters. A run that goes
-    on is shown anew every second, until it ends or Ctrl-C.
+    """Show one run: where it came from, its best checkpoint, epochs, checkpoints, files and hyperparameters. A live run
+    is shown anew every second, until it ends or you press Ctrl-C.
 
     \b
     Example: daypoint show 20260328/1415
@@ -148,11 +147,11 @@ def compare(
     where: Where = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
-    html: Annotated[Path | None, typer.Option(help="Write one HTML file that needs nothing else.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML file that works on its own.")] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Set runs side by side: what differs in config, code, versions and data, and what they measured. Of more than 12
-    runs the newest.
+    """Compare runs side by side: what differs in config, code, versions and data, and what they measured. Of more than 12
+    runs, the newest are compared.
 
     \b
     Example: daypoint compare 20260328/1415 20260328/1620
@@ -171,7 +170,10 @@ def compare(
     elif as_csv:
         print_table(found.table(), as_csv=True)
     elif html is not None:
-        write(html, tables.as_html(f"daypoint compare {' '.join(addresses)}", found.tables()))
+        with writing(html):
+            html.write_text(
+                tables.as_html(f"daypoint compare {' '.join(addresses)}", found.tables()), "utf-8"
+            )
         print(html)
     else:
         colours, width = tables.has_colours(sys.stdout), tables.terminal_width(sys.stdout)
@@ -183,7 +185,7 @@ def compare(
 
 def trend(
     metric: Annotated[
-        str, typer.Argument(help="A metric, such as val/accuracy: its best epoch; or last(…), min(…).")
+        str, typer.Argument(help="A metric, such as val/accuracy, for its best epoch; or last(…), min(…).")
     ],
     address: Annotated[
         str | None, typer.Argument(metavar="[RANGE]", help="A range of days; by default every day.")
@@ -192,12 +194,12 @@ def trend(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     picture: Annotated[
-        Path | None, typer.Option("-o", metavar="FILE", help="Draw it: a .png, .svg or .pdf file.")
+        Path | None, typer.Option("-o", metavar="FILE", help="Also draw it, as a .png, .svg or .pdf file.")
     ] = None,
     outputs: Outputs = None,
 ) -> None:
-    """Show a metric over days: of each day how many runs measured it, their spread, and the best one. Reproductions are left
-    out.
+    """Show a metric over days: for each day, how many runs measured it, their spread, and the best one. Runs that
+    `daypoint reproduce` made are left out.
 
     \b
     Example: daypoint trend val/accuracy 'last 30 days'
@@ -220,5 +222,6 @@ def trend(
     if picture is not None and found.days:
         from daypoint.plots.trend import draw_trend
 
-        draw_trend(found.days, found.metric, picture)
+        with writing(picture):
+            draw_trend(found.days, found.metric, picture)
         print(picture, file=sys.stderr)

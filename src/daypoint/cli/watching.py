@@ -1,6 +1,6 @@
-"""Watching a run: its page, drawn anew once a second while it is being trained.
+"""The page of a live run, redrawn in the terminal once a second until the run ends.
 
-Only for a terminal. It reads what others read, and holds nothing that the training could wait for. One number: 4 ms a second, most of it reading.
+It only reads files, and holds no lock that the training could wait for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The picture of a sweep: what each job was worth, over the values that were tried.
+"""The picture of a sweep: the objective of each job, over the values that were tried.
 
 Jobs that differ in nothing but a seed are also drawn as one point with their mean and sample standard
-deviation. Every job stands where its value is, also where several stand on one another. It is drawn from the manifest (`daypoint.record.sweep`) alone. One number: 0.3 s for 100 jobs.
+deviation. Every job is drawn at its own value, also where several lie on one another. It reads the manifest
+(`daypoint.record.sweep`) and no run directory.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daypoint.base import keys
 from daypoint.plots.canvas import PALETTE, figure_at, legend, nothing, plain, set_log
 from daypoint.record import sweep
 
@@ -35,14 +38,14 @@ class _Job:
     values: dict[str, str]
     """Of each key that was swept, as the command line has them."""
     worth: float
+    """The objective."""
 
 
 @dataclass
 class _Axis:
-    """How the values of one key lie beside one another."""
+    """Where the values of one key lie beside one another."""
 
-    key: str
-    places: dict[str, float] = field(default_factory=dict)
+    places: dict[str, float]
     is_number: bool = False
     is_log: bool = False
 
@@ -58,47 +61,45 @@ def draw_sweep(manifest: Mapping[str, Any], path: Path) -> None:
         ConfigError: another ending, or matplotlib is not installed.
     """
     jobs, without = _jobs(manifest)
-    seeds = [key for key in manifest["space"] if sweep.is_seed(key)]
-    keys = [key for key in manifest["space"] if key not in seeds] or seeds or ["job"]
-    shown = keys[:MOST_PANELS]
+    space = list(manifest["space"])
+    seeds = [key for key in space if sweep.is_seed(key)]
+    tried = [key for key in space if key not in seeds] or seeds or ["job"]
+    shown = tried[:MOST_PANELS]
     rows = -(-len(shown) // _PANELS_IN_A_ROW)
-    across = min(len(shown), _PANELS_IN_A_ROW)
     metric, mode = _objective(manifest)
     best = sweep.all_best(manifest)
     with figure_at(path, 1.1 + 3.3 * rows) as figure:
-        total = len(manifest["jobs"])
-        what = f"sweep of {', '.join(manifest['space'])}" if manifest["space"] else "sweep"
-        heading = f"{manifest['started'][:10].replace('-', '')}  {what}: {total} jobs"
+        what = " ".join(["sweep", *(["of", ", ".join(space)] if space else [])])
+        heading = f"{manifest['started'][:10].replace('-', '')}  {what}: {len(manifest['jobs'])} jobs"
         figure.suptitle(plain(heading, 110), fontsize=11, x=0.01, ha="left")
-        panels = figure.subplots(rows, across, sharey=True, squeeze=False)
+        panels = figure.subplots(rows, min(len(shown), _PANELS_IN_A_ROW), sharey=True, squeeze=False)
         entries: dict[str, Any] = {}
-        for i, axes in enumerate(panels.ravel()):
-            if i < len(shown):
-                _draw_panel(axes, shown[i], jobs, set(seeds) - {shown[i]}, best, entries)
-            else:
+        for axes, key in zip_longest(panels.ravel(), shown):
+            if key is None:
                 axes.set_axis_off()
+            else:
+                _draw_panel(axes, key, jobs, set(seeds) - {key}, best, entries)
         for axes in panels[:, 0]:
             axes.set_ylabel(plain(metric, 40) + (f" ({mode} is best)" if mode else ""))
-        words = [f"{count} {status.lower()}" for status, count in without.items()]
-        if words:
-            entries[f"no value: {', '.join(words)}"] = nothing()
-        if len(keys) > len(shown):
-            entries[f"{len(keys) - len(shown)} more hyperparameters are not shown"] = nothing()
+        if without:
+            words = ", ".join(f"{count} {kind.lower()}" for kind, count in without.items())
+            entries[f"no value: {words}"] = nothing()
+        if len(tried) > len(shown):
+            entries[f"{len(tried) - len(shown)} more hyperparameters are not shown"] = nothing()
         legend(figure, entries)
 
 
-def _jobs(manifest: Mapping[str, Any]) -> tuple[list[_Job], dict[str, int]]:
+def _jobs(manifest: Mapping[str, Any]) -> tuple[list[_Job], Counter[str]]:
     """The jobs with a finite value, and how many others there are of each kind."""
-    jobs, without = [], {}
+    jobs, without = [], Counter()
     for number, job in sweep.jobs_of(manifest):
         worth = job.get("value")
         if job["status"] in sweep.DONE and isinstance(worth, int | float) and math.isfinite(worth):
-            pairs = (text.lstrip("+").partition("=") for text in sweep.varying(job["overrides"], manifest))
-            values = {key: value for key, _, value in pairs}
+            values = keys.given(sweep.varying(job["overrides"], manifest))
             jobs.append(_Job(number, {"job": str(number), **values}, float(worth)))
         else:
-            kind = "not finite" if job["status"] in sweep.DONE and worth is not None else job["status"]
-            without[kind] = without.get(kind, 0) + 1
+            is_measured = job["status"] in sweep.DONE and worth is not None
+            without["not finite" if is_measured else job["status"]] += 1
     return jobs, without
 
 
@@ -118,7 +119,6 @@ def _draw_panel(
     entries: dict[str, Any],
 ) -> None:
     jobs = [job for job in jobs if key in job.values]
-    axis = _axis(key, [job.values[key] for job in jobs])
     axes.set_xlabel(plain(key, 50))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.ticklabel_format(axis="y", useOffset=False)
@@ -126,45 +126,46 @@ def _draw_panel(
         axes.set_xticks([])
         axes.text(0.5, 0.5, "no values yet", transform=axes.transAxes, ha="center", va="center", color="0.4")
         return
-    groups: dict[tuple[tuple[str, str], ...], list[_Job]] = {}
-    for job in jobs:
-        alike = tuple((k, v) for k, v in job.values.items() if k not in seeds and k != "job")
-        groups.setdefault(alike if seeds else (("job", job.values["job"]),), []).append(job)
+    axis = _axis(key, [job.values[key] for job in jobs])
     if sweep.is_seed(key) and len(jobs) > 1:
-        worths = [job.worth for job in jobs]
-        mean, deviation = statistics.fmean(worths), statistics.stdev(worths)
+        mean, deviation = _mean_and_deviation(jobs)
         band = axes.axhspan(mean - deviation, mean + deviation, color=PALETTE[1], alpha=0.12, linewidth=0)
         axes.axhline(mean, color=PALETTE[1], linewidth=1.2)
         entries.setdefault(f"over {len(jobs)} seeds: {mean:.4g} ± {deviation:.2g}", band)
-    at = Counter((axis.places[job.values[key]], job.worth) for job in jobs)
+    ignored = {*seeds, "job"} if seeds else set()
+    groups: dict[tuple[tuple[str, str], ...], list[_Job]] = {}
+    for job in jobs:
+        alike = tuple((k, v) for k, v in job.values.items() if k not in ignored)
+        groups.setdefault(alike, []).append(job)
     for group in groups.values():
-        x = axis.places[group[0].values[key]]
         if len(group) > 1:
-            worths = [job.worth for job in group]
-            mean, deviation = statistics.fmean(worths), statistics.stdev(worths)
-            look = {
-                "color": PALETTE[1],
-                "markerfacecolor": "none",
-                "markersize": 7,
-                "capsize": 4,
-                "zorder": 3.0,
-            }
-            bars = axes.errorbar([x], [mean], [deviation], fmt="s", **look)
+            mean, deviation = _mean_and_deviation(group)
+            look = {"color": PALETTE[1], "markerfacecolor": "none", "markersize": 7, "capsize": 4}
+            x = axis.places[group[0].values[key]]
+            bars = axes.errorbar([x], [mean], [deviation], fmt="s", zorder=3.0, **look)
             entries.setdefault("mean ± standard deviation over seeds", bars)
-        worths = [job.worth for job in group]
-        dots = axes.plot([x] * len(group), worths, "o", color=PALETTE[0], alpha=0.55, zorder=2.0)
-        entries.setdefault("one job", dots[0])
-    if several := [place for place, count in at.items() if count > 1]:
-        ring = {"markersize": 17, "markerfacecolor": "none", "color": PALETTE[0], "zorder": 5.0}
-        rings = axes.plot(*zip(*several, strict=True), "o", **ring)
-        entries.setdefault("several jobs at one place", rings[0])
-    if first := [job for job in jobs if job.number in best]:
-        style = {"markersize": 15, "markeredgecolor": "white", "markeredgewidth": 1.0}
-        places, worths = [axis.places[job.values[key]] for job in first], [job.worth for job in first]
-        stars = axes.plot(places, worths, "*", color=PALETTE[2], zorder=4.0, **style)
-        numbers = plain(", ".join(str(job.number) for job in first), 40)
-        entries.setdefault(f"best: {worths[0]:.4g} (job{'s' * (len(first) > 1)} {numbers})", stars[0])
+
+    def draw(places: list[tuple[float, float]], label: str, marker: str, **look: Any) -> None:
+        if places:
+            entries.setdefault(label, axes.plot(*zip(*places, strict=True), marker, **look)[0])
+
+    places = {job.number: (axis.places[job.values[key]], job.worth) for job in jobs}
+    several = [place for place, count in Counter(places.values()).items() if count > 1]
+    first = [number for number in places if number in best]
+    draw(list(places.values()), "one job", "o", color=PALETTE[0], alpha=0.55, zorder=2.0)
+    ring = {"markersize": 17, "markerfacecolor": "none", "color": PALETTE[0], "zorder": 5.0}
+    draw(several, "several jobs at one place", "o", **ring)
+    if first:
+        numbers = plain(", ".join(map(str, first)), 40)
+        label = f"best: {places[first[0]][1]:.4g} (job{'s' * (len(first) > 1)} {numbers})"
+        star = {"markersize": 15, "markeredgecolor": "white", "color": PALETTE[2], "zorder": 4.0}
+        draw([places[number] for number in first], label, "*", **star)
     _mark_values(axes, axis)
+
+
+def _mean_and_deviation(jobs: list[_Job]) -> tuple[float, float]:
+    worths = [job.worth for job in jobs]
+    return statistics.fmean(worths), statistics.stdev(worths)
 
 
 def _axis(key: str, texts: list[str]) -> _Axis:
@@ -175,10 +176,10 @@ def _axis(key: str, texts: list[str]) -> _Axis:
     except ValueError:
         numbers = [math.nan]
     if sweep.is_seed(key) or not all(abs(number) < 1e300 for number in numbers):
-        return _Axis(key, {text: float(i) for i, text in enumerate(unique)})
-    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+        return _Axis({text: float(i) for i, text in enumerate(unique)})
+    low, high = min(numbers), max(numbers)
     is_log = low > 0 and math.log10(high) - math.log10(low) >= _DECADES
-    return _Axis(key, dict(zip(unique, numbers, strict=True)), True, is_log)
+    return _Axis(dict(zip(unique, numbers, strict=True)), True, is_log)
 
 
 def _mark_values(axes: Axes, axis: _Axis) -> None:

@@ -1,16 +1,16 @@
-"""The picture of a trend, as a file. matplotlib is imported inside the function and never opens a window.
+"""The picture of a trend: the best value, the median and the spread of each day.
 
-This module knows numbers and dates, no run directories. One number: half a second for a picture, most of it the import.
+It knows numbers and dates, no run directories. matplotlib is imported only when something is drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from daypoint.plots.canvas import figure_at, set_days
+from daypoint.plots.canvas import figure_at
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
     dates = [datetime.strptime(day.day, "%Y%m%d") for day in days]
     low, high = [day.min for day in days], [day.max for day in days]
     with figure_at(path, 4.5) as figure:
+        from matplotlib.dates import AutoDateLocator, DateFormatter, DayLocator
+
         axes = figure.subplots()
         if low != high:  # else there is nothing to see
             axes.fill_between(dates, low, high, alpha=0.2, linewidth=0)
@@ -54,5 +56,9 @@ def draw_trend(days: Sequence[Day], metric: str, path: Path) -> None:
         axes.set_ylabel(metric)
         axes.legend()
         axes.grid(alpha=0.3)
-        set_days(axes, dates[0], dates[-1])
+        # One more day at each end, and never parts of a day.
+        axes.set_xlim(dates[0] - timedelta(days=1), dates[-1] + timedelta(days=1))
+        is_short = (dates[-1] - dates[0]).days < 10
+        axes.xaxis.set_major_locator(DayLocator() if is_short else AutoDateLocator(maxticks=10))
+        axes.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
         figure.autofmt_xdate()

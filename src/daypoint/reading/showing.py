@@ -1,7 +1,7 @@
-"""Showing one run: the page of `daypoint show`, as text for people and as plain data for programs.
+"""One run: the page of `daypoint show` as text for people, and the same as plain data for programs.
 
 On the page epochs are counted from 1, as on the screen of the training; in the data from 0, as in the files. The page never reads
-weights; of checkpoints it reads the cards. One number: 4 ms for a run with two checkpoints.
+weights; of checkpoints it reads the cards.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def _head(run: StoredRun) -> Iterator[tuple[str, str]]:
     yield "status", run.status + (" (now)" if run.is_live else "")
     yield "directory", str(run.directory)
     yield "started", f"{record['started']} on {record.get('host') or 'an unknown machine'}"
-    took = f"{of.seconds:.1f} s, " if of.seconds is not None else ""
-    yield "took", f"{took}{run.steps} step{'' if run.steps == 1 else 's'}"
-    if run.is_live and (now := _now(run)):
-        yield "now", now
+    yield "took", f"{of.seconds:.1f} s, {run.steps} step{'' if run.steps == 1 else 's'}"
+    if run.is_live:
+        yield "now", _now(run)
     if error := attempt.get("error"):
         yield "error", f"{error.get('type')}: {error.get('message')}"
     if sweep := record.get("sweep"):
@@ -66,12 +65,8 @@ def _head(run: StoredRun) -> Iterator[tuple[str, str]]:
         yield "reproduces", f"{again.get('address')}  (uid {again.get('uid')})"
     git = record.get("git") or {}
     if git.get("commit"):
-        changes = (
-            f" with uncommitted changes (SHA-256 {str(git.get('diff_sha256'))[:12]}…)"
-            if git.get("dirty")
-            else ""
-        )
-        yield "git", f"{git['commit']}{changes}"
+        changes = f" with uncommitted changes (SHA-256 {str(git.get('diff_sha256'))[:12]}…)"
+        yield "git", f"{git['commit']}{changes if git.get('dirty') else ''}"
     elif git.get("reason"):
         yield "git", git["reason"]
     if data := record.get("data"):
@@ -80,20 +75,19 @@ def _head(run: StoredRun) -> Iterator[tuple[str, str]]:
     if attempt.get("overrides"):
         yield "overrides", " ".join(attempt["overrides"])
     if (card := best_card(run)) is not None:
-        measured = sorted(
-            card["metrics"].items(), key=lambda item: item[0] != of.monitor
-        )  # the monitored one first
-        numbers = "  ".join(f"{name} {tables.number(value)}" for name, value in measured)
+        measured = dict(sorted(card["metrics"].items(), key=lambda item: item[0] != of.monitor))
         where = f"step {card['step']}{_epoch_text(card.get('epoch'))}, weights SHA-256 {_weights(card)}"
-        yield "best" if run.pointer("best") else "last", f"{where}\n{'':<12}{numbers}".rstrip()
+        yield "best" if run.pointer("best") else "last", f"{where}\n{'':<12}{_numbers(measured)}".rstrip()
 
 
 def _now(run: StoredRun) -> str:
     event = run.last_event or {}
-    metrics = "  ".join(
-        f"{name} {tables.number(value)}" for name, value in (event.get("metrics") or {}).items()
-    )
+    metrics = _numbers(event.get("metrics") or {})
     return f"step {run.steps}{_epoch_text(event.get('epoch'))}  {metrics}".rstrip()
+
+
+def _numbers(metrics: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {tables.number(value)}" for name, value in metrics.items())
 
 
 def _epoch_text(epoch: int | None) -> str:
@@ -127,6 +121,11 @@ def best_card(run: StoredRun) -> dict[str, Any] | None:
 
 def _tables(run: StoredRun, last: int | None) -> Iterator[tuple[str, Table, int]]:
     """(title, table, rows left out at its top)."""
+
+    def cut(title: str, table: Table) -> tuple[str, Table, int]:
+        more = max(len(table.rows) - last, 0) if last is not None else 0
+        return title, Table(table.columns, table.rows[more:]).without_empty(), more
+
     if run.epochs:
         names = dict.fromkeys(name for epoch in run.epochs for name in (*epoch["stats"], *epoch["metrics"]))
         rows = []
@@ -134,27 +133,16 @@ def _tables(run: StoredRun, last: int | None) -> Iterator[tuple[str, Table, int]
             means = {name: of["mean"] for name, of in epoch["stats"].items()}
             values = {**means, **epoch["metrics"]}
             end = None if epoch.get("complete", True) else "left early"
-            rows.append([epoch["epoch"] + 1, epoch["steps"], *(values.get(name) for name in names), end])
-        yield _cut("epochs", Table(["epoch", "steps", *names, ""], rows), last)
+            rows.append([epoch["epoch"] + 1, epoch["steps"], *map(values.get, names), end])
+        yield cut("epochs", Table(["epoch", "steps", *names, ""], rows))
     if checkpoints := _checkpoints(run):
-        rows = [
-            [
-                one["name"],
-                one["step"],
-                None if one["epoch"] is None else one["epoch"] + 1,
-                size(one["bytes"]),
-                one["marks"],
-            ]
-            for one in checkpoints
-        ]
-        yield _cut("checkpoints", Table(["checkpoint", "step", "epoch", "size", ""], rows), last)
-    yield "files", Table(["file", "size"], [[name, size(count)] for name, count in _files(run)]), 0
-
-
-def _cut(title: str, table: Table, last: int | None) -> tuple[str, Table, int]:
-    more = max(len(table.rows) - last, 0) if last is not None else 0
-    shown = Table(table.columns, table.rows[more:])
-    return title, shown.without_empty(), more
+        rows = []
+        for one in checkpoints:
+            epoch = None if one["epoch"] is None else one["epoch"] + 1
+            marks = " ".join(one["marks"]) or None
+            rows.append([one["name"], one["step"], epoch, size(one["bytes"]), marks])
+        yield cut("checkpoints", Table(["checkpoint", "step", "epoch", "size", ""], rows))
+    yield "files", Table(["file", "size"], [[one["name"], size(one["bytes"])] for one in _files(run)]), 0
 
 
 def _checkpoints(run: StoredRun) -> list[dict[str, Any]]:
@@ -166,41 +154,31 @@ def _checkpoints(run: StoredRun) -> list[dict[str, Any]]:
         except CheckpointError:
             epoch = None  # `daypoint verify` says what is wrong with it
         total = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-        marks = " ".join(name for name, target in targets.items() if target == path.name)
-        found.append(
-            {
-                "name": path.name,
-                "step": int(path.name[4:]),
-                "epoch": epoch,
-                "bytes": total,
-                "marks": marks or None,
-            }
-        )
+        marks = [name for name, target in targets.items() if target == path.name]
+        one = {"name": path.name, "step": int(path.name[4:]), "epoch": epoch, "bytes": total, "marks": marks}
+        found.append(one)
     return found
 
 
-def _files(run: StoredRun) -> list[tuple[str, int]]:
+def _files(run: StoredRun) -> list[dict[str, Any]]:
     found = []
     for path in sorted(run.directory.rglob("*")):
         inside = path.relative_to(run.directory)
         if path.is_file() and inside.parts[0] != run.files.checkpoints.name and not path.name.startswith("."):
-            found.append((str(inside), path.stat().st_size))
+            found.append({"name": str(inside), "bytes": path.stat().st_size})
     return found
 
 
 def size(count: int) -> str:
     """A number of bytes as a person reads it."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+    if count < 1000:
+        return f"{count} B"
+    power = min((len(str(count)) - 1) // 3, 4)
+    return f"{count / 1000**power:.1f} {'kMGT'[power - 1]}B"
 
 
 def to_dict(run: StoredRun) -> dict[str, Any]:
     """A run for programs: run.json as it is, with its status as found, epochs (0-based), checkpoints and files."""
-    checkpoints = [{**one, "marks": (one["marks"] or "").split()} for one in _checkpoints(run)]
     return {
         **run.record,
         "address": run.address,
@@ -209,7 +187,7 @@ def to_dict(run: StoredRun) -> dict[str, Any]:
         "is_live": run.is_live,
         "steps": run.steps,
         "epochs": run.epochs,
-        "checkpoints": checkpoints,
+        "checkpoints": _checkpoints(run),
         "best": best_card(run),
-        "files": [{"name": name, "bytes": count} for name, count in _files(run)],
+        "files": _files(run),
     }

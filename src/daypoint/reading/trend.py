@@ -1,27 +1,23 @@
-"""The trend of a metric over days: of each day how many runs measured it, their spread, and the best one.
+"""The trend of a metric over days: for each day, how many runs measured it, their spread, and the best one.
 
 A run counts with its best epoch, in the monitored direction; a run that measured nothing finite is not counted. Runs of any
-status count, since a run that was killed has measured all the same; `where` narrows. What `daypoint reproduce` made is left
-out, as it is for the day's model: it measures again what was measured. This module draws nothing
-(`daypoint.plots.trend` does). One number: 0.3 s for a thousand runs.
+status count, since a killed run has measured too; `where` narrows. A run that `daypoint reproduce` made is left out, as it is for
+the day's model: it measures again what was measured. This module draws nothing (`daypoint.plots.trend` does).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from daypoint.base import day
 from daypoint.base.tables import Table
 from daypoint.plots.trend import Day
 from daypoint.reading.facts import RunFacts
-from daypoint.reading.grammar import parse, parse_name
-from daypoint.reading.query import MISSING, Name, names
-from daypoint.reading.selection import Names, bind, select
-from daypoint.record import catalog
+from daypoint.reading.query import MISSING, Name, parse_name
+from daypoint.reading.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,7 @@ class Trend:
 
     def table(self) -> Table:
         """One row a day."""
-        columns = list(Day.__dataclass_fields__)
-        return Table(columns, [list(asdict(one).values()) for one in self.days])
+        return Table([field.name for field in fields(Day)], [list(astuple(one)) for one in self.days])
 
 
 def trend(outputs: Path, metric: str, address: str | None = None, *, where: str | None = None) -> Trend:
@@ -59,29 +54,22 @@ def trend(outputs: Path, metric: str, address: str | None = None, *, where: str 
     """
     name = parse_name(metric)
     name = name if name.function else Name(name.name, "best")
-    condition = bind(parse(where)) if where else None
-    known = Names([*(names(condition) if condition else ()), name])
-    directories = catalog.directories(address, outputs) if address else day.run_directories(outputs)
-    complaints: list[str] = []
+    selection = Selection(outputs, where, [name])
 
-    def take(of: RunFacts) -> tuple[str, str, Any, str]:
-        value = MISSING if of.record.get("reproduces") else known.value(name, of)
-        full = "" if value is MISSING else getattr(of.meaning(name), "name", "")
-        return of.record["day"], of.run.address, value, of.mode(full) if full else ""
+    def take(of: RunFacts) -> tuple[RunFacts, Any]:
+        return of, MISSING if of.record.get("reproduces") else selection.value(name, of)
 
     days: dict[str, list[tuple[Any, str]]] = {}
-    modes: dict[str, None] = {}
-    for tag, address_of_run, value, mode in select(
-        directories, outputs, complaints, take, where=condition, known=known
-    ):
+    mode = "max"
+    for of, value in selection.each(selection.directories(address), take):
         if isinstance(value, int | float) and math.isfinite(value):
-            days.setdefault(tag, []).append((value, address_of_run))
-            modes[mode] = None
-    known.check()
-    # The newest run decides, should somebody have changed their mind about the direction.
-    mode = {"min": "min", "max": "max"}.get(name.function or "") or next(reversed(modes), "max")
+            days.setdefault(of.record["day"], []).append((value, of.run.address))
+            mode = of.mode(selection.full(name).name)  # the newest run decides, should they disagree
+    selection.check()
+    if name.function in ("min", "max"):
+        mode = name.function
     found = [_day(tag, measured, mode) for tag, measured in sorted(days.items())]
-    return Trend(str(known.full(name)), mode, found, complaints)
+    return Trend(str(selection.full(name)), mode, found, selection.complaints)
 
 
 def _day(tag: str, measured: list[tuple[Any, str]], mode: str) -> Day:

@@ -1,8 +1,7 @@
 """A CSV or Parquet file as named columns, each of numbers or of text.
 
-It refuses to know which column is the target, and it never guesses: a file that pandas would read as
-something else (rows longer than the line of names, a name given twice) is an error. One number: whole numbers
-are exact, up to 2^63.
+It does not know which column is the target, and it never guesses: a file that pandas would read as
+something else (rows longer than the line of names, a name given twice) is an error. Whole numbers are exact, up to 2^63.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ def read_columns(
     if kind not in PARQUET and kind not in SEPARATORS:
         known = ", ".join([*SEPARATORS, *PARQUET])
         raise ConfigError(f"data.path: expected a name that ends in {known}, found {file.name!r} ({file})")
-    frame = _read(file, kind, separator, missing)
-    frame.columns = [str(name) for name in frame.columns]
-    for name in (target, *unused):
-        _check_name(name, list(frame.columns), file)
-    if twice := sorted({name for name in frame.columns if list(frame.columns).count(name) > 1}):
+    frame, names = _read(file, kind, separator, missing)
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise ConfigError(
             f"data.path: expected one column of a name, found several {', '.join(twice)} in {file}"
         )
+    frame.columns = [str(name) for name in frame.columns]
+    for name in (target, *unused):
+        _check_name(name, list(frame.columns), file)
     columns: dict[str, Column] = {}
     for name in frame.columns:
         try:
@@ -76,7 +75,8 @@ def read_columns(
     return columns
 
 
-def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> pd.DataFrame:
+def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The table, and the names of its columns as they stand in the file: of two equal ones pandas renames one."""
     import pandas as pd
 
     if separator == "\\t":  # as a shell and Hydra hand it on
@@ -88,20 +88,12 @@ def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> p
     try:
         if kind in PARQUET:
             frame = pd.read_parquet(file)
-            return frame if frame.index.names == [None] else frame.reset_index()
+            frame = frame if frame.index.names == [None] else frame.reset_index()
+            return frame, [str(name) for name in frame.columns]
         sep = separator or SEPARATORS[kind]
-        # As they stand: pandas would rename a name that comes twice, and take the first of too many values for a row's name.
-        names = (
-            pd.read_csv(file, sep=sep, header=None, nrows=1, dtype=str, keep_default_na=False)
-            .iloc[0]
-            .tolist()
-        )
-        frame = pd.read_csv(
-            file,
-            sep=sep,
-            na_values=missing,
-            low_memory=False,  # in pieces, a column's type can change from one to the next
-        )
+        header = pd.read_csv(file, sep=sep, header=None, nrows=1, dtype=str, keep_default_na=False)
+        # Read in pieces (low_memory), a column's type can change from one piece to the next.
+        frame = pd.read_csv(file, sep=sep, na_values=missing, low_memory=False)
         first_row = pd.read_csv(file, sep=sep, header=None, skiprows=1, nrows=1) if len(frame) else frame
     except pd.errors.EmptyDataError:
         raise ConfigError(f"data.path: expected a table, found nothing in {file}") from None
@@ -112,15 +104,11 @@ def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> p
     except (ValueError, OSError, EOFError) as error:  # the errors of pandas and pyarrow are among them
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"data.path: expected a {kind} file, cannot read {file}: {first}") from error
-    if twice := sorted({name for name in names if name and names.count(name) > 1}):
-        raise ConfigError(
-            f"data.path: expected one column of a name, found several {', '.join(twice)} in {file}"
-        )
-    if len(first_row.columns) > len(names):
+    if len(first_row.columns) > len(header.columns):  # pandas would take the first value for the row's name
         raise ConfigError(
             f"data.path: expected a name for each value, found rows longer than the names in {file}"
         )
-    return frame
+    return frame, header.iloc[0].tolist()
 
 
 def _check_name(name: str, names: list[str], file: Path) -> None:

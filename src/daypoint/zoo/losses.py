@@ -1,4 +1,4 @@
-"""Losses that know which task they are for. All are reduced to one number by the mean.
+"""Losses for a classification or a regression, reduced to one number by the mean.
 
 A regression's answer and target both have shape [batch, outputs]; a classification has scores [batch,
 classes] and class numbers int64 [batch]. A loss for the wrong task is refused when it is made, before

@@ -3,13 +3,13 @@
 
 All answer [batch, outputs] in float32: scores of classes, or the targets of a regression. Sizes are checked
 when a model is made. `forward` never looks at values, so torch.export takes them with a batch of any size.
-They refuse to know the task and the loss. One number: on one thread the default `MLP` needs 0.4 ms for a
-batch of 64 digits, forward and backward.
+They do not know the task and the loss.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,8 @@ class MLP(nn.Module):
         _check_dropout(dropout)
         sizes = [math.prod(shape), *[width] * depth]
         self.body = nn.Sequential()
-        for i in range(depth):
-            self.body.append(nn.Linear(sizes[i], sizes[i + 1]))
-            self.body.append(nn.ReLU())
-            self.body.append(nn.Dropout(dropout))
+        for inputs, size in pairwise(sizes):
+            self.body.extend([nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(dropout)])
         self.head = nn.Linear(sizes[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,9 +85,8 @@ class CNN(nn.Module):
         for i in range(depth):
             width = channels * 2**i
             # The norm has a bias of its own.
-            self.body.append(conv(inputs, width, kernel_size, padding=kernel_size // 2, bias=False))
-            self.body.append(nn.GroupNorm(1, width))
-            self.body.append(nn.ReLU())
+            convolution = conv(inputs, width, kernel_size, padding=kernel_size // 2, bias=False)
+            self.body.extend([convolution, nn.GroupNorm(1, width), nn.ReLU()])
             halves = tuple(2 if side > 1 else 1 for side in sides)
             if max(halves) > 1:
                 self.body.append(pool(halves))

@@ -1,4 +1,4 @@
-"""The user's own CSV or Parquet file as training data. Nothing is dropped silently.
+"""The user's own CSV or Parquet file as training data; no column is dropped silently.
 
 The target column decides the task. Text, true/false and whole numbers with few distinct values (at most 20,
 each twice on average) are classes; other numbers are a regression. `task=` overrules that.
@@ -12,8 +12,7 @@ regression's target is standardised too, so that an MSE of 0.1 means that a tent
 `preparation` holds what is needed to treat new rows the same way.
 
 It refuses to guess: an identifier, a date in text or a number with stray text would become one column for
-each row, so they are errors that say what to do about each. One number: 64 distinct values of text,
-`max_categories`.
+each row, so they are errors that say what to do about each.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ class Table(InMemory):
         missing: texts that stand for a missing value in a CSV file, besides the empty one, NA, NaN, null and
             None.
         max_categories: most distinct values that a text column may have.
+        settings: those of `InMemory`.
 
     Attributes:
         preparation: plain data: {"features": {column: {"mean", "std"} or {"values"}},
@@ -62,14 +62,10 @@ class Table(InMemory):
         separator: str | None = None,
         missing: list[str] | None = None,
         max_categories: int = 64,
-        batch_size: int = 64,
         val_fraction: float = 0.2,
         split_seed: int = 0,
-        seed: int = 0,
-        num_workers: int = 0,
         name: str | None = None,
-        input_shape: list[int] | None = None,
-        outputs: int | None = None,
+        **settings: Any,
     ) -> None:
         if task not in (None, "auto", "classification", "regression"):
             raise ConfigError(f"data.task: expected auto, classification or regression, found {task!r}")
@@ -89,28 +85,25 @@ class Table(InMemory):
             )
 
         labels, classes = _target(target, aim, task)
-        train, val = split_rows(len(aim), val_fraction, split_seed, None if classes is None else labels)
-        features, recipes = _features(columns, train, max_categories)
+        split = split_rows(len(aim), val_fraction, split_seed, None if classes is None else labels)
+        features, recipes = _features(columns, split[0], max_categories)
         if classes is None:
-            mean, std = _mean_and_std(labels[train])
+            mean, std = _mean_and_std(labels[split[0]])
             y = torch.from_numpy((labels - mean) / std).float().reshape(-1, 1)
             self.preparation = {"features": recipes, "target": {"mean": mean, "std": std}}
         else:
             y = torch.from_numpy(labels)
             self.preparation = {"features": recipes, "target": {"classes": classes}}
-        x = torch.from_numpy(features).float()
         super().__init__(
+            torch.from_numpy(features).float(),
+            y,
+            split,
             name=name or file.name.split(".")[0],
             source=str(file),
-            train=(x[train], y[train]),
-            val=(x[val], y[val]),
             classes=classes,
             fingerprint=content_fingerprint(everything.items()),
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
+            **settings,
         )
-        self._agree(input_shape=input_shape, outputs=outputs)
 
 
 def _target(name: str, values: Column, task: str | None) -> tuple[np.ndarray, list[str] | None]:

@@ -1,7 +1,6 @@
-"""What every training script needs beside its loop: seeds, the device, precision, validation.
+"""What a training script needs beside its loop: seeds, the device, precision, checks, validation.
 
-Nothing here knows of runs, configs or days; take it or leave it. One number: at 0 the seeds fix every byte of
-a run on a CPU.
+Nothing here knows of runs, configs or days, and no other part of daypoint needs it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def pick_device(name: str) -> torch.device:
 def check_outputs(
     model: nn.Module, criterion: Callable[[Tensor, Tensor], Tensor], data: Any, device: torch.device
 ) -> None:
-    """See before the training that the model answers in the shape that the loss compares, with one batch in eval mode.
+    """Check before the training, with one batch in eval mode, that the model answers in the shape that the loss compares.
 
     Outputs [batch] beside targets [batch, 1] would be broadcast to [batch, batch], and train to nonsense; a class too few
     would end in an index error. Random numbers are put back. Losses other than torch's own may compare what they like, and a
@@ -110,7 +109,7 @@ def make_precision(
 
 
 def check_steps(optimizer: Any, scheduler: Any) -> None:
-    """Refuse an optimizer or a scheduler whose `step` needs an argument, which train.py has not.
+    """Refuse an optimizer or a scheduler whose `step` needs an argument, since train.py passes none.
 
     Raises:
         ConfigError: a closure (LBFGS) or a metric (ReduceLROnPlateau) is needed.
