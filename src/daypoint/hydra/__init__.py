@@ -1,4 +1,4 @@
-"""The Hydra integration: config schemas, the dated output directory, overrides, and the jobs of a sweep.
+"""Everything that touches Hydra: config schemas, the dated output directory, overrides, and the jobs of a sweep.
 
-Every other wing gets plain data and never imports hydra. Start with `app`.
+All other packages get plain data and never import hydra. Start with `app`.
 """

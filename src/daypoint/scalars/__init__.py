@@ -1,5 +1,5 @@
-"""The strict conversion of values to Python numbers; everything that is not one real number is refused.
+"""Convert one real number, such as a 0-dim tensor, to exactly one Python number, or raise an error that says what to do.
 
-It knows tensors and numbers, no names of metrics beyond the text of an error, and no files. Start with `convert`; `ring` does
-the same for values on a device without waiting for it.
+It knows tensors and numbers. It knows no files, and the name of a metric only for the text of an error. Start with `convert`;
+`ring` does the same for values on a device without waiting for it.
 """
