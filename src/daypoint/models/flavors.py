@@ -25,7 +25,7 @@ from daypoint.base.errors import PackageError
 from daypoint.models import dependencies
 from daypoint.models import served as served_directory
 from daypoint.models.inputs import BATCHES, ModelInput
-from daypoint.record import manifest
+from daypoint.record import documents
 
 
 class FromColumns(nn.Module):
@@ -149,7 +149,7 @@ def save_code(
                 artifacts["code"] = str(code)
             names += ["hydra-core", "safetensors"]
             _save_weights(model, data)
-        plan["sha256"] = manifest.sha256(data)
+        plan["sha256"] = documents.sha256(data)
         plan_file.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
         script = Path(served_directory.__file__).with_name("code_model.py")
         mlflow.pyfunc.save_model(
