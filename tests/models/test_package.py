@@ -195,13 +195,13 @@ def test_the_signature_of_a_table_names_its_columns_and_their_types(root, tmp_pa
     assert types == {"age": "double", "fare": "double", "port": "string", "member": "string"}
 
 
-def test_the_whole_card_is_in_the_metadata_with_its_seal(root):
+def test_the_whole_card_is_in_the_metadata_with_its_seal(root, tmp_path):
     data = saved_models.digits()
     run = save(root, zoo("MLP", data), data=data)
     directory, _ = package(run, root)
     found = mlflow.models.get_model_info(str(directory)).metadata["daypoint_card"]
-    card = identity.parse_card(files.loads(json.dumps(found)), "MLmodel")
-    assert card == daypoint.load(run.directory).card
+    (tmp_path / "card.json").write_text(json.dumps(found))
+    assert identity.read_card(tmp_path / "card.json") == daypoint.load(run.directory).card
 
 
 def test_the_requirements_are_few_and_those_of_this_environment(root):

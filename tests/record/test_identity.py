@@ -72,7 +72,7 @@ def test_a_directory_without_run_json_is_no_run(tmp_path):
         (b'{"a":' * 900 + b"1" + b"}" * 900, "nested too deeply"),
         (b'{"format": "daypoint/run/2", "uid": "a"}', "newer daypoint"),
         (b'{"uid": "a"}', "found None"),
-        (b'{"format": "daypoint/run/1"}', "without a uid"),
+        (b'{"format": "daypoint/run/1"}', "no proper uid"),
         (b" " * (32 * 2**20 + 1), "more than 32 MiB"),
     ],
 )

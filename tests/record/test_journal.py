@@ -172,8 +172,8 @@ def test_a_full_disk_is_an_error_within_one_call_and_what_was_acknowledged_stays
         f"""
         import resource, signal, sys
         from pathlib import Path
-        from daypoint.journal import Journal
-        from daypoint.errors import JournalError
+        from daypoint.record.journal import Journal
+        from daypoint.base.errors import JournalError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         log = Journal.create(Path({str(path)!r}))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -200,8 +200,8 @@ def test_a_record_after_a_short_write_stands_on_a_line_of_its_own(path):
         f"""
         import resource, signal
         from pathlib import Path
-        from daypoint.journal import Journal
-        from daypoint.errors import JournalError
+        from daypoint.record.journal import Journal
+        from daypoint.base.errors import JournalError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         log = Journal.create(Path({str(path)!r}))
         resource.setrlimit(resource.RLIMIT_FSIZE, (250, resource.RLIM_INFINITY))

@@ -16,7 +16,7 @@ from crashes import RECORD, make, model_of, put, save
 from daypoint.base.day import CheckpointFiles
 from daypoint.base.errors import CheckpointError
 from daypoint.checkpoints import checkpoint
-from daypoint.record import identity, shelf
+from daypoint.record import documents, identity, shelf
 
 DAY = RECORD["day"]
 
@@ -177,7 +177,7 @@ def test_a_pickle_in_place_of_a_file_is_never_run(files, tmp_path, name):
     # A card that vouches for it: the seal is against accidents, so an attacker can write one.
     card = {k: v for k, v in shelf.read_card(path).items() if k not in ("card_sha256", "files")}
     listed = {
-        p.name: {"bytes": p.stat().st_size, "sha256": shelf._sha256(p)}
+        p.name: {"bytes": p.stat().st_size, "sha256": documents.sha256(p)}
         for p in path.iterdir()
         if p.name in NAMES[:1] + NAMES[2:]
     }

@@ -1,10 +1,9 @@
-"""Days: how runs are filed. Day tags, directory and file names, claiming a directory, reading an address.
+"""The names of directories and files: day tags, what a run directory contains, claiming a new directory, run addresses.
 
 Every file and directory name of daypoint is written here and nowhere else. A day is `20260328`, in the
 configured time zone, taken from the one instant at which the run started; midnight, daylight saving and the
-reader's own time zone change nothing afterwards. This module reads no file's content. One number: 200 runs
-that start in the same second get 200 directories, because `mkdir` succeeds for exactly one of those who ask
-for the same name.
+reader's own time zone change nothing afterwards. Runs that start in the same instant get different directories, because
+`mkdir` succeeds for exactly one of those who ask for the same name. This module reads no file's content.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ def zone(name: str) -> tzinfo | None:
 
 
 def now(timezone: str = "local") -> datetime:
-    """This instant, aware of its time zone. Everything that a run says about its start comes from one such
-    call.
-    """
+    """This instant, aware of its time zone. Everything that a run says about its start comes from one such call."""
     return datetime.now().astimezone(zone(timezone))
 
 
@@ -88,9 +85,14 @@ def is_day(text: str) -> bool:
 # ---------------------------------------------------------------- names inside a run
 
 
+def _file(name: str) -> property:
+    """The path of a file in the directory of its owner; `{day}` in the name stands for the day tag."""
+    return property(lambda owner: owner.directory / name.format_map(vars(owner)))
+
+
 @dataclass(frozen=True)
 class RunFiles:
-    """Where everything of one run lies.
+    """The paths of everything in one run directory.
 
     Args:
         directory: the run directory, absolute.
@@ -100,13 +102,17 @@ class RunFiles:
     directory: Path
     day: str
 
-    @property
-    def run(self) -> Path:
-        return self.directory / "run.json"
-
-    @property
-    def config(self) -> Path:
-        return self.config_of(1)
+    run = _file("run.json")
+    config = _file("config_{day}.yaml")
+    journal = _file("journal.jsonl")
+    # The last batches of a live run; gone when it has ended.
+    spool = _file("journal.spool")
+    train_log = _file("train_log_{day}.json")
+    checkpoints = _file("checkpoints")
+    # Made only when the courier has something to complain about.
+    courier_log = _file("courier.log")
+    # The run's model as MLflow serves it; made by `daypoint package`.
+    package = _file("mlflow_model")
 
     def config_of(self, attempt: int) -> Path:
         """The config of an attempt."""
@@ -115,33 +121,6 @@ class RunFiles:
     def uncommitted_diff(self, attempt: int = 1) -> Path:
         """What the code of an attempt had and its commit has not; made only when there was something."""
         return self.directory / f"uncommitted{_suffix(attempt)}.diff"
-
-    @property
-    def journal(self) -> Path:
-        return self.directory / "journal.jsonl"
-
-    @property
-    def spool(self) -> Path:
-        """The last batches of a live run; gone when it has ended."""
-        return self.directory / "journal.spool"
-
-    @property
-    def train_log(self) -> Path:
-        return self.directory / f"train_log_{self.day}.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.directory / "checkpoints"
-
-    @property
-    def courier_log(self) -> Path:
-        """Made only when the courier has something to complain about."""
-        return self.directory / "courier.log"
-
-    @property
-    def package(self) -> Path:
-        """The run's model as MLflow serves it; made by `daypoint package`."""
-        return self.directory / "mlflow_model"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step{step:06d}"
@@ -157,31 +136,20 @@ def _suffix(attempt: int) -> str:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """Where everything of one checkpoint lies."""
+    """The paths of the files of one checkpoint."""
 
     directory: Path
     day: str
 
-    @property
-    def weights(self) -> Path:
-        return self.directory / f"model_{self.day}.safetensors"
-
-    @property
-    def card(self) -> Path:
-        return self.directory / f"model_{self.day}.json"
-
-    @property
-    def state_tensors(self) -> Path:
-        return self.directory / f"state_{self.day}.safetensors"
-
-    @property
-    def state(self) -> Path:
-        return self.directory / f"state_{self.day}.state.json"
+    weights = _file("model_{day}.safetensors")
+    card = _file("model_{day}.json")
+    state_tensors = _file("state_{day}.safetensors")
+    state = _file("state_{day}.state.json")
 
 
 @dataclass(frozen=True)
 class PackageFiles:
-    """Where everything of one packaged model lies; names that MLflow does not prescribe are ours.
+    """The paths of the files of one packaged model; the names are MLflow's or ours where MLflow prescribes none.
 
     Args:
         directory: an MLflow model directory, such as `RunFiles.package`.
@@ -189,23 +157,12 @@ class PackageFiles:
 
     directory: Path
 
-    @property
-    def model(self) -> Path:
-        return self.directory / "MLmodel"
-
-    @property
-    def manifest(self) -> Path:
-        """Which checkpoint it was made from, and size and SHA-256 of every other file."""
-        return self.directory / "daypoint.json"
-
-    @property
-    def example(self) -> Path:
-        return self.directory / "input_example.json"
-
-    @property
-    def serving_example(self) -> Path:
-        """Two rows that can be given to `mlflow models predict -i` as they are."""
-        return self.directory / "serving_input_example.json"
+    model = _file("MLmodel")
+    # Which checkpoint it was made from, and size and SHA-256 of every other file.
+    manifest = _file("daypoint.json")
+    example = _file("input_example.json")
+    # Two rows that can be given to `mlflow models predict -i` as they are.
+    serving_example = _file("serving_input_example.json")
 
 
 # ---------------------------------------------------------------- the project and its directories
@@ -322,11 +279,9 @@ def _jobs(sweep: Path) -> list[Path]:
     return sorted((job for job in sweep.iterdir() if is_run(job)), key=_natural)
 
 
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    return [
-        (not part.isdigit(), int(part) if part.isdigit() else 0, part)
-        for part in re.split(r"(\d+)", path.name)
-    ]
+def _natural(path: Path) -> str:
+    """A sort key under which job 10 comes after job 2."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(20), path.name)
 
 
 def address_of(directory: Path, outputs: Path) -> str:
@@ -358,10 +313,8 @@ def as_path(address: str) -> Path | None:
 
 def address_in_day(directory: Path, day: str) -> str:
     """`address_of` for who knows the run's day tag, but not where the outputs are."""
-    for above in directory.parents:
-        if above.name == day:
-            return address_of(directory, above.parent)
-    return str(directory)
+    outputs = outputs_of(directory, day)
+    return str(directory) if outputs is None else address_of(directory, outputs)
 
 
 def picture_name(kind: str, addresses: Sequence[str]) -> str:
@@ -405,7 +358,6 @@ def matching(address: str, outputs: Path) -> list[Path]:
     if not rest:
         return runs
     time, _, job = rest.partition("/")
-    base = outputs / day
     if job:
         return [run for run in runs if run.name == job and run.parent.name.startswith(time)]
-    return [run for run in runs if run.relative_to(base).parts[0].startswith(time)]
+    return [run for run in runs if run.relative_to(outputs / day).parts[0].startswith(time)]

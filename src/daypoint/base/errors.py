@@ -1,4 +1,4 @@
-"""Every exception daypoint raises on purpose. It knows nothing of the rest of the house.
+"""The exceptions that daypoint raises on purpose. This module imports nothing else of daypoint.
 
     DaypointError
     ├── ScalarError (TypeError)         a value is not one real number: wrong shape, dtype or kind
@@ -13,18 +13,6 @@
 A message says which item, what was expected, what was found and what to do, in that order.
 Each class also derives from the builtin that a careful caller would already catch.
 """
-
-__all__ = [
-    "AddressError",
-    "CheckpointError",
-    "ConfigError",
-    "DaypointError",
-    "JournalError",
-    "PackageError",
-    "RunError",
-    "ScalarError",
-    "StoreError",
-]
 
 
 class DaypointError(Exception):
@@ -65,7 +53,7 @@ class StoreError(DaypointError, RuntimeError):
     """The MLflow store cannot be used as it is."""
 
 
-for _name in __all__:
-    globals()[
-        _name
-    ].__module__ = "daypoint"  # where users import them from, so that a traceback says `daypoint.ScalarError`
+for _error in (DaypointError, *DaypointError.__subclasses__()):
+    _error.__module__ = (
+        "daypoint"  # where users import them from, so that a traceback says `daypoint.ScalarError`
+    )

@@ -1,7 +1,6 @@
-"""Files that survive: strict JSON in and out, and the one place where a file is replaced.
+"""Strict JSON in and out, and atomic replacement of a file.
 
-Strict JSON (RFC 8259) has no NaN, no infinities, and only doubles to count on. So that `jq`, orjson and a
-browser
+Strict JSON (RFC 8259) has no NaN, no infinities, and only doubles to count on. So that `jq`, orjson and a browser
 read the same numbers that were written:
 
 - in a map of metrics, where text has no place, a value that JSON cannot hold is a string: `"NaN"`,
@@ -9,8 +8,7 @@ read the same numbers that were written:
   `decode_metrics`);
 - anywhere else it is an object: `{"$float": "NaN"}`, `{"$int": "9007199254740993"}` (`dumps`, `loads`).
 
-This module knows nothing of runs or days. One number: an atomic replacement costs two fsyncs, a few
-    milliseconds.
+This module knows nothing of runs or days.
 """
 
 from __future__ import annotations
@@ -59,6 +57,15 @@ def decode_number(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return _NAMES[value] if value in _NAMES else int(value)
+
+
+def without_nonfinite(value: Any) -> Any:
+    """Plain data in which NaN and infinities are text, for readers that do not know the objects of `dumps`."""
+    if isinstance(value, dict):
+        return {key: without_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nonfinite(item) for item in value]
+    return _float_name(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def dumps(value: Any, *, indent: bool = True) -> bytes:
@@ -115,8 +122,7 @@ def _decode(value: Any) -> Any:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` so that a reader, or a crash at any instant, sees the old file or the new
-    one.
+    """Replace `path` by `content` so that a reader, or a crash at any instant, sees the old file or the new one.
 
     The content is on disk before the rename makes it visible (otherwise a power cut could leave an empty file
     under the final name), and the rename is on disk when this returns. A crash before the rename leaves a

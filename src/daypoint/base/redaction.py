@@ -1,11 +1,10 @@
-"""Redaction: secrets out of whatever is about to be written or shown. A secret becomes `***`.
+"""Redaction: replaces passwords, tokens and keys by `***` in whatever is about to be written or shown.
 
 What is a secret is told by the name it stands under (`tracking.password`, `apiKey`, `HF_TOKEN`), by its place in
 a URL (`https://user:pass@host`, `?token=…`), or by the well-known look of a provider's key. Names are compared
 word by word, so `tokenizer`, `num_tokens`, `pad_token`, `key_dim` and `author` keep their values.
 
-This module knows no file and no config library: plain data in, plain data out. One number: 0.1 ms for a config
-of 40 values.
+This module takes plain data and returns plain data. It knows no file and no config library.
 """
 
 from __future__ import annotations
@@ -20,26 +19,8 @@ HIDDEN = "***"
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Whatever stands under one of these, or below it, is secret.
-_ALWAYS = frozenset(
-    [
-        "password",
-        "passwords",
-        "passwd",
-        "passphrase",
-        "passcode",
-        "secret",
-        "secrets",
-        "credential",
-        "credentials",
-        "apikey",
-        "apikeys",
-        "apitoken",
-        "accesskey",
-        "accesstoken",
-        "authtoken",
-        "secretkey",
-        "privatekey",
-    ]
+_ALWAYS = re.compile(
+    r"passwords?|passwd|passphrase|passcode|secrets?|credentials?|apikeys?|apitoken|(access|auth)token|(access|secret|private)key"
 )
 _KEY_KINDS = frozenset(["api", "access", "private", "account", "auth", "encryption", "signing"])
 # Whose key it is: `openai_key`, `WANDB_KEY`. (`primary_key`, `state_key` and `query_key` are none.)
@@ -52,56 +33,12 @@ _PROVIDERS = frozenset(
 # Tokens of a vocabulary or of a transformer, not of a login.
 _TOKEN_KINDS = frozenset(
     [
-        "pad",
-        "padding",
-        "bos",
-        "eos",
-        "sos",
-        "unk",
-        "mask",
-        "cls",
-        "sep",
-        "class",
-        "start",
-        "end",
-        "stop",
-        "begin",
-        "special",
-        "dist",
-        "distill",
-        "register",
-        "image",
-        "vision",
-        "audio",
-        "video",
-        "text",
-        "word",
-        "sub",
-        "per",
-        "next",
-        "first",
-        "last",
-        "new",
-        "newline",
-        "blank",
-        "oov",
-        "max",
-        "min",
-        "num",
-        "n",
-        "global",
-        "query",
-        "memory",
-        "summary",
-        "latent",
-        "prompt",
-        "prefix",
-        "suffix",
-        "additional",
-        "single",
-        "each",
+        "pad", "padding", "bos", "eos", "sos", "unk", "mask", "cls", "sep", "class", "start", "end", "stop", "begin",
+        "special", "dist", "distill", "register", "image", "vision", "audio", "video", "text", "word", "sub", "per",
+        "next", "first", "last", "new", "newline", "blank", "oov", "max", "min", "num", "n", "global", "query", "memory",
+        "summary", "latent", "prompt", "prefix", "suffix", "additional", "single", "each",
     ]
-)
+)  # fmt: skip
 _REFERENCE = re.compile(r"\$\{[^{}]+\}")
 _PLAIN_WORD = re.compile(r"[a-z][a-z_./ ]*")
 _NOT_TEXT = re.compile(r"(?i)true|false|null|none|~|[-+]?[\d.][\d._]*(e[-+]?\d+)?")
@@ -111,13 +48,10 @@ _URL_LOGIN = re.compile(r"""\b(\w[\w+.-]{0,20}://)[^\s/:@'"]{0,256}:(?!\d{1,5}/)
 _URL_TOKEN = re.compile(r"\b(https?://)[\w-]{16,256}@")
 _NAME = re.compile(r"""(?<![\w.-])-{0,2}([\w.-]{0,128}\w)(['"]?\s?[=:]\s?)(['"]?)(?![{\[(\s])""")
 _VALUE = {
-    quote: re.compile(pattern)
-    for quote, pattern in {
-        "=": r"""[^&;,}\s'"]+""",
-        ":": r"[^,}\n]+",
-        "'": r"[^'\n]+",
-        '"': r'[^"\n]+',
-    }.items()
+    "=": re.compile(r"""[^&;,}\s'"]+"""),
+    ":": re.compile(r"[^,}\n]+"),
+    "'": re.compile(r"[^'\n]+"),
+    '"': re.compile(r'[^"\n]+'),
 }
 _KNOWN = re.compile(
     r"\b(?:gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|xox[abprs]-[\w-]{10,}"
@@ -167,11 +101,6 @@ def redact_text(text: str, *, secrets: Collection[str] = ()) -> str:
     return _redact_pairs(_KNOWN.sub(HIDDEN, text))
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a text under this name would be hidden."""
-    return _strength(name) > 0
-
-
 def _redact(value: Any, name: str, inside: bool, secrets: list[str]) -> Any:
     inside = inside or _strength(name) == 2
     if isinstance(value, dict):
@@ -211,7 +140,7 @@ def _strength(name: str) -> int:
     words = _words(name)
     if not words:
         return 0
-    if not _ALWAYS.isdisjoint(words):
+    if any(map(_ALWAYS.fullmatch, words)):
         return 2
     pairs = list(pairwise(words))
     if any(first in _KEY_KINDS and second in ("key", "keys") for first, second in pairs):

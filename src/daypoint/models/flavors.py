@@ -25,7 +25,7 @@ from daypoint.base.day import CheckpointFiles, PackageFiles
 from daypoint.models import dependencies
 from daypoint.models import served as served_directory
 from daypoint.models.inputs import BATCHES, ModelInput
-from daypoint.record import manifest
+from daypoint.record import documents
 
 _NEEDED = ("mlflow", "torch", "numpy", "pandas")
 
@@ -153,7 +153,7 @@ def _save_code(
                 dependencies.copy(inside, code)
                 artifacts["code"] = str(code)
             required += [*map(dependencies.requirement, ("hydra-core", "safetensors")), *more]
-        plan["sha256"] = manifest.sha256(data)
+        plan["sha256"] = documents.sha256(data)
         plan_file.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
         script = Path(served_directory.__file__).with_name("code_model.py")
         mlflow.pyfunc.save_model(

@@ -1,8 +1,7 @@
-"""The catalog: find runs by their address and read what they left behind.
+"""The catalog: finds runs by their address and reads what they left on disk.
 
 It reads run directories and nothing else, so it works without MLflow, and it imports neither torch nor
-mlflow. A run that says RUNNING but whose journal no live process holds is reported as KILLED, which is what
-happened to it. One number: reading a run costs two small files.
+mlflow. A run that says RUNNING but whose journal no live process holds is reported as KILLED, because its process has died.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from daypoint.base import day, files
 from daypoint.base.day import RunFiles
 from daypoint.base.errors import AddressError, DaypointError, RunError
-from daypoint.record import identity, ranges
+from daypoint.record import documents, identity, ranges
 from daypoint.record.ending import is_abandoned, last_event, recover
 
 _UID = re.compile(r"[0-9a-f]{6,16}")
@@ -64,14 +63,11 @@ class StoredRun:
         try:
             log = files.loads(self.files.train_log.read_bytes())
             whole = all(
-                isinstance(epoch["stats"], dict) and isinstance(epoch["metrics"], dict)
-                for epoch in log["epochs"]
+                isinstance(of["stats"], dict) and isinstance(of["metrics"], dict) for of in log["epochs"]
             )
             return log if whole else {}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, KeyError, TypeError):
-            return {}  # damaged; the journal has it all, and `daypoint verify` names it
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return {}  # not there, or damaged; the journal has it all, and `daypoint verify` names the damage
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
@@ -138,9 +134,8 @@ def read(directory: Path, outputs: Path) -> StoredRun:
 
 def _damaged(record: dict[str, Any]) -> str | None:
     """The first key that cannot be done without, and is not as it should be."""
-    for key, kind in _NEEDED.items():
-        if type(record.get(key)) is not kind:
-            return key
+    if (key := documents.lacking(record, _NEEDED)) is not None:
+        return key
     if not re.fullmatch(r"\d{8}", record["day"]):  # it becomes part of file names
         return "day"
     last = record["attempts"][-1] if record["attempts"] else None

@@ -1,12 +1,10 @@
-"""Identity: who a run and a checkpoint are. run.json, the hash of a config, the identity card of a checkpoint.
+"""The identity of runs and checkpoints: run.json, the hash of a config, and the identity card of a checkpoint.
 
-A card says what a checkpoint is (the run, the step, every hyperparameter, the numbers at that moment, the
-code) and lists size and SHA-256 of the files beside it; its own hash covers everything else in it, so that an
-edited value is noticed. This is a seal against accidents and careless edits, not a signature.
+A card says what a checkpoint is (the run, the step, every hyperparameter, the metrics at that moment, the
+code) and lists size and SHA-256 of the files beside it. Its own hash covers everything else in it, so that an
+edited value is noticed. The hash guards against accidents and careless edits; it is not a signature.
 
-This module imports neither torch nor mlflow nor hydra, so that every reader of runs can afford it; it knows
-no tensor.
-One number: a card is read and checked in 0.2 ms.
+This module imports neither torch nor mlflow nor hydra, so that listing runs stays fast. It knows no tensor.
 """
 
 from __future__ import annotations
@@ -22,20 +20,7 @@ import orjson
 
 from daypoint.base import day, files
 from daypoint.base.errors import AddressError, CheckpointError, RunError
-
-__all__ = [
-    "CARD_FORMAT",
-    "IGNORED",
-    "RUN_FORMAT",
-    "config_sha256",
-    "make_card",
-    "parse_card",
-    "read_card",
-    "read_run",
-    "reference",
-    "seal",
-    "write_run",
-]
+from daypoint.record import documents
 
 RUN_FORMAT = "daypoint/run/1"
 CARD_FORMAT = "daypoint/card/1"
@@ -51,8 +36,6 @@ IGNORED = (
 )
 """Config keys that leave the result of a training as it is: where it is recorded, shown and computed."""
 
-_LARGEST_JSON_BYTES = 32 * 2**20
-_DEEPEST = 200
 _DAY = re.compile(r"\d{8}")
 _NEEDED: dict[str, type] = {
     "uid": str,
@@ -88,19 +71,9 @@ def read_run(directory: Path) -> dict[str, Any]:
     """
     path = directory / "run.json"
     try:
-        record = _read_json(path)
+        return documents.read(path, "a run record", RUN_FORMAT, {"uid": str}, error=RunError)
     except (FileNotFoundError, NotADirectoryError):
         raise AddressError(f"{directory}: expected a run directory, found no run.json in it") from None
-    except ValueError as error:
-        raise RunError(f"{path}: expected a run record, found {error}; restore it from a backup") from error
-    found = record.get("format")
-    if found != RUN_FORMAT:
-        raise RunError(
-            f"{path}: expected format {RUN_FORMAT!r}, found {found!r}; a newer daypoint may have written it"
-        )
-    if not isinstance(record.get("uid"), str):
-        raise RunError(f"{path}: expected a run record, found one without a uid; restore it from a backup")
-    return record
 
 
 # ---------------------------------------------------------------- the hash of a config
@@ -213,52 +186,32 @@ def read_card(path: Path) -> dict[str, Any]:
         CheckpointError: there is none, or it is not as it was written; says in what way.
     """
     try:
-        card = _read_json(path)
+        card = documents.read(path, "an identity card", CARD_FORMAT, _NEEDED, error=CheckpointError)
     except OSError as error:
         raise CheckpointError(f"{path}: the identity card cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: expected an identity card, found {error}") from error
-    return parse_card(card, str(path))
-
-
-def parse_card(card: dict[str, Any], where: str) -> dict[str, Any]:
-    """`read_card` for a card that was read already, for example from the metadata of a model.
-
-    Raises:
-        CheckpointError: as `read_card`.
-    """
-    if card.get("format") != CARD_FORMAT:
-        raise CheckpointError(
-            f"{where}: expected format {CARD_FORMAT!r}, found {card.get('format')!r}; "
-            "a newer daypoint may have written it"
-        )
     content = {key: value for key, value in card.items() if key != "card_sha256"}
+    is_config_whole = config_sha256(card["config"], card["config_ignored"]) == card["config_sha256"]
     if hashlib.sha256(_canonical(content)).hexdigest() != card.get("card_sha256"):
-        edited = ""
-        if _config_hash(content) != content.get("config_sha256"):
-            edited = "; among what changed is a hyperparameter (config_sha256 does not match either)"
-        raise CheckpointError(f"{where}: the card was edited or damaged after it was written{edited}")
-    if missing := _ill_formed(card):
-        raise CheckpointError(f"{where}: the card has no proper {missing}; daypoint did not write it")
-    if _config_hash(content) != content["config_sha256"]:
-        raise CheckpointError(f"{where}: config_sha256 is not the hash of the config in this card")
+        edited = "; among what changed is a hyperparameter (config_sha256 does not match either)"
+        raise CheckpointError(
+            f"{path}: the card was edited or damaged after it was written{'' if is_config_whole else edited}"
+        )
+    if bad := _ill_formed(card):
+        raise CheckpointError(f"{path}: the card has no proper {bad}; daypoint did not write it")
+    if not is_config_whole:
+        raise CheckpointError(f"{path}: config_sha256 is not the hash of the config in this card")
     return {**card, "metrics": files.decode_metrics(card["metrics"])}
 
 
 def _ill_formed(card: Mapping[str, Any]) -> str | None:
     """The first entry that readers rely on and cannot. (Anybody can make a seal: it does not vouch for these.)"""
-    for key, kind in _NEEDED.items():
-        if type(card.get(key)) is not kind:
-            return key
     if not _DAY.fullmatch(card["day"]):  # it becomes part of file names
         return "day"
-    for listed in card["files"].values():
-        if (
-            type(listed) is not dict
-            or type(listed.get("bytes")) is not int
-            or type(listed.get("sha256")) is not str
-        ):
-            return "files"
+    if any(
+        type(of) is not dict or documents.lacking(of, {"bytes": int, "sha256": str})
+        for of in card["files"].values()
+    ):
+        return "files"
     try:
         values = files.decode_metrics(card["metrics"]).values()
     except ValueError:
@@ -272,46 +225,5 @@ def _ill_formed(card: Mapping[str, Any]) -> str | None:
 
 def reference(card: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
     """What another card's `parent` says about this card's checkpoint."""
-    return {
-        "uid": card["uid"],
-        "day": card["day"],
-        "attempt": card["attempt"],
-        "step": card["step"],
-        "card_sha256": card["card_sha256"],
-        "path": path,
-    }
-
-
-def _config_hash(card: Mapping[str, Any]) -> str | None:
-    config, ignored = card.get("config"), card.get("config_ignored")
-    return config_sha256(config, ignored) if isinstance(config, dict) and isinstance(ignored, list) else None
-
-
-# ---------------------------------------------------------------- reading JSON that may be anything
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that may hold anything. ValueError says what was found instead."""
-    with open(path, "rb") as file:
-        text = file.read(_LARGEST_JSON_BYTES + 1)
-    if len(text) > _LARGEST_JSON_BYTES:
-        raise ValueError(f"more than {_LARGEST_JSON_BYTES // 2**20} MiB")
-    try:
-        value = files.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{len(text)} bytes that are not strict JSON ({error})") from error
-    except RecursionError as error:
-        raise ValueError("JSON nested too deeply to read") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON {type(value).__name__}")
-    if text.count(b"{") + text.count(b"[") > _DEEPEST and _is_deep(value, _DEEPEST):
-        raise ValueError("JSON nested too deeply to read")
-    return value
-
-
-def _is_deep(value: Any, left: int) -> bool:
-    """Whether containers lie in one another more often than `left` times; whoever walks through them would not come back."""
-    if left == 0:
-        return True
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_is_deep(child, left - 1) for child in children)
+    keys = ("uid", "day", "attempt", "step", "card_sha256")
+    return {key: card[key] for key in keys} | {"path": path}

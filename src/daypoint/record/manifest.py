@@ -1,14 +1,12 @@
 """The manifest of a packaged model: which checkpoint it was made from, and size and SHA-256 of every file.
 
-It is `daypoint.json` in the model directory, and says whether the directory is still what it was when it was
-made: before it is sent to MLflow, and in `daypoint verify`. A seal against accidents and careless edits, not
-a signature. This module knows neither torch nor mlflow. One number: about a second a gibibyte, the time that
-SHA-256 takes.
+It is `daypoint.json` in the model directory. With it a packaged model is checked before it is sent to MLflow, and in
+`daypoint verify`. It guards against accidents and careless edits; it is not a signature. This module knows neither torch nor
+mlflow.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -17,6 +15,7 @@ from typing import Any
 from daypoint.base import files
 from daypoint.base.day import PackageFiles
 from daypoint.base.errors import PackageError
+from daypoint.record import documents
 
 FORMAT = "daypoint/package/1"
 
@@ -50,22 +49,11 @@ def read(directory: Path) -> dict[str, Any]:
         PackageError: there is none, or daypoint did not write it.
     """
     path = PackageFiles(directory).manifest
+    remedy = _again(directory)
     try:
-        content = files.loads(path.read_bytes())
+        return documents.read(path, "a manifest", FORMAT, _NEEDED, error=PackageError, remedy=remedy)
     except OSError as error:
-        raise PackageError(
-            f"{path}: the manifest cannot be read: {error.strerror}; {_again(directory)}"
-        ) from error
-    except ValueError as error:
-        raise PackageError(
-            f"{path}: expected strict JSON, found something else ({error}); {_again(directory)}"
-        ) from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT or any(type(content.get(key)) is not kind for key, kind in _NEEDED.items()):
-        raise PackageError(
-            f"{path}: expected a manifest of format {FORMAT!r}, found {found!r}; {_again(directory)}"
-        )
-    return content
+        raise PackageError(f"{path}: the manifest cannot be read: {error.strerror}; {remedy}") from error
 
 
 def problems(directory: Path) -> list[str]:
@@ -103,12 +91,6 @@ def size_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in _contents(directory).values())
 
 
-def sha256(path: Path) -> str:
-    """Of the content of a file, as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _again(directory: Path) -> str:
     return f"remove it and make it anew: rm -r {quote(str(directory))} && daypoint package {quote(str(directory.parent))}"
 
@@ -126,4 +108,4 @@ def _contents(directory: Path) -> dict[str, Path]:
 def _describe(path: Path) -> dict[str, Any]:
     if path.is_symlink():  # wherever it leads, what is there is not ours
         return {"symlink": str(path.readlink())}
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"bytes": path.stat().st_size, "sha256": documents.sha256(path)}

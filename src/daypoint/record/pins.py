@@ -1,8 +1,8 @@
-"""Pins: which checkpoint a person has made the model of a day, and which packaged model has the day's alias.
+"""The file `promoted.json` of a day: which checkpoint a person chose as the model of the day, and which packaged model has the
+day's alias in MLflow.
 
-Both stand in the file `promoted.json` of the day, for each experiment. The alias in MLflow is a copy of what
-stands here, so that a store made anew has the same ones. This module reads no run. One number: both are
-changed under a lock, because two people may promote at once.
+It says both for each experiment. The alias in MLflow is a copy of what stands here, so that a store that is built anew has the
+same one. Two people may promote at once, so every change is made under a lock. This module reads no run.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from daypoint.base import day, files
 from daypoint.base.errors import CheckpointError
+from daypoint.record import documents
 
 FORMAT = "daypoint/promoted/1"
 
@@ -43,11 +42,10 @@ def held_aliases(outputs: Path, day_tag: str) -> Iterator[dict[str, dict[str, st
     with contextlib.ExitStack() as stack:
         try:
             if path.exists():
-                stack.enter_context(_lock(path))
-        except OSError as error:
+                stack.enter_context(documents.locked(path))
+        except OSError as error:  # an archive that cannot be written: nobody else can change it either
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
-            # An archive that cannot be written: nobody else can change it either.
         yield _read(outputs, day_tag)["aliases"]
 
 
@@ -74,14 +72,10 @@ def _read(outputs: Path, day_tag: str) -> dict[str, Any]:
         ) from error
 
 
-def _lock(path: Path) -> FileLock:
-    return FileLock(path.with_name(f".{path.name}.lock"), timeout=60)
-
-
 def _change(outputs: Path, day_tag: str, what: str, experiment: str, value: dict[str, str]) -> None:
     path = day.promoted_file(outputs, day_tag)
     try:
-        with _lock(path):
+        with documents.locked(path):
             content = _read(outputs, day_tag)
             content[what][experiment] = value
             files.write_atomic(path, files.dumps({"format": FORMAT, **content}))

@@ -9,7 +9,6 @@ One number: 0.3 ms a checkpoint to look, 0.6 s a GiB to verify.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -23,7 +22,7 @@ from typing import Any
 from daypoint.base import files as disk
 from daypoint.base.day import CheckpointFiles, RunFiles
 from daypoint.base.errors import AddressError, CheckpointError, RunError
-from daypoint.record import identity
+from daypoint.record import documents, identity
 
 _ALWAYS_HASHED_BYTES = 64 * 2**20
 """Up to this size the content is checked before every load; it takes 40 ms."""
@@ -103,7 +102,7 @@ def _problems(directory: Path, card: Mapping[str, Any], uid: str | None, *, full
             size = path.stat().st_size
             if size != listed["bytes"]:
                 problems.append(f"{path}: expected {listed['bytes']} bytes, found {size}")
-            elif full and (found := _sha256(path)) != listed["sha256"]:
+            elif full and (found := documents.sha256(path)) != listed["sha256"]:
                 problems.append(
                     f"{path}: the content has changed since it was written "
                     f"(SHA-256 {found[:12]}…, the card says {listed['sha256'][:12]}…)"
@@ -113,11 +112,6 @@ def _problems(directory: Path, card: Mapping[str, Any], uid: str | None, *, full
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
     return problems
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _uid_of_run(directory: Path) -> str | None:

@@ -1,8 +1,8 @@
-"""The manifest of a sweep, `sweep.json`: which jobs there are, how each ended, and what it was worth.
+"""The manifest of a sweep, `sweep.json`: its jobs, how each ended, and the value each reached.
 
 Jobs may run in one process or in many, on one machine or on several that share a file system, so every change is
-read, changed and replaced under a lock. A job's own run.json says more about it; the manifest also knows the jobs
-that never came to have one. This module knows neither Hydra nor MLflow. One number: 2.4 ms for a change when there are 200 jobs.
+read, changed and replaced under a lock. A job's own run.json says more about it; the manifest also lists jobs that failed before
+they had a run. This module knows neither Hydra nor MLflow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from daypoint.base import day, files
 from daypoint.base.errors import AddressError, ConfigError, RunError
 from daypoint.base.redaction import HIDDEN
+from daypoint.record import documents
 
 FORMAT = "daypoint/sweep/1"
 _NEEDED: dict[str, type] = {
@@ -89,32 +90,21 @@ def read(directory: Path) -> dict[str, Any]:
         AddressError: there is none.
         RunError: it is damaged.
     """
-    path = day.sweep_file(directory)
+    path, what = day.sweep_file(directory), "the manifest of a sweep"
     try:
-        manifest = files.loads(path.read_bytes())
+        manifest = documents.read(path, what, FORMAT, _NEEDED, error=RunError)
     except (FileNotFoundError, NotADirectoryError):
         raise AddressError(f"{directory}: expected a sweep directory, found no {path.name} in it") from None
-    except ValueError as error:
-        raise RunError(
-            f"{path}: expected the manifest of a sweep: {error}; restore it from a backup"
-        ) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise RunError(f"{path}: expected format {FORMAT!r}; a newer daypoint may have written it")
-    wrong = [key for key, kind in _NEEDED.items() if type(manifest.get(key)) is not kind]
-    wrong += [
-        f"jobs.{number}"
-        for number, job in (manifest["jobs"].items() if "jobs" not in wrong else ())
+    for number, job in manifest["jobs"].items():
         if not (
             number.isdigit()
             and isinstance(job, dict)
-            and isinstance(job.get("overrides"), list)
+            and type(job.get("overrides")) is list
             and job.get("status")
-        )
-    ]
-    if wrong:
-        raise RunError(
-            f"{path}: expected the manifest of a sweep, found no proper {wrong[0]}; restore it from a backup"
-        )
+        ):
+            raise RunError(
+                f"{path}: expected {what}, found no proper jobs.{number}; restore it from a backup"
+            )
     return manifest
 
 
@@ -124,10 +114,8 @@ def change(directory: Path, edit: Callable[[dict[str, Any]], object]) -> dict[st
     Args:
         edit: changes the manifest that it is given; an empty one where there is none yet.
     """
-    from filelock import FileLock
-
     path = day.sweep_file(directory)
-    with FileLock(path.with_name(f".{path.name}.lock"), timeout=60):
+    with documents.locked(path):
         manifest = read(directory) if path.exists() else {}
         edit(manifest)
         files.write_atomic(path, files.dumps(manifest))
@@ -198,7 +186,7 @@ def counts(manifest: Mapping[str, Any]) -> dict[str, int]:
 
 def best(manifest: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """The job with the best value; of two equal ones the later. None if no job has one, or if they are of several metrics."""
-    done = [(n, job) for n, job in jobs_of(manifest) if job["status"] in DONE and value_of(job) is not None]
+    done = _done(manifest)
     if not done or len({job.get("metric") for _, job in done}) > 1:
         return None
     sign = -1 if next((job["mode"] for _, job in reversed(done) if job.get("mode")), None) == "min" else 1
@@ -208,17 +196,22 @@ def best(manifest: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
 def all_best(manifest: Mapping[str, Any]) -> list[int]:
     """The numbers of all jobs that are as good as the best one, which is the last of them."""
     found = best(manifest)
-    done = [(number, job) for number, job in jobs_of(manifest) if job["status"] in DONE]
-    return [number for number, job in done if found is not None and value_of(job) == found[1]["value"]]
+    return [] if found is None else [n for n, job in _done(manifest) if job["value"] == found[1]["value"]]
+
+
+def _done(manifest: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """The jobs that are done and have a value, with their numbers."""
+    return [
+        (number, job)
+        for number, job in jobs_of(manifest)
+        if job["status"] in DONE and value_of(job) is not None
+    ]
 
 
 def value_of(job: Mapping[str, Any]) -> float | None:
-    """What a job was worth, as a number that can be compared; None without one."""
+    """The value that a job reached, if it is a number that can be compared; None for NaN or without one."""
     value = job.get("value")
-    # NaN compares unequal to itself, and is nobody's best.
-    return (
-        value if isinstance(value, int | float) and not isinstance(value, bool) and value == value else None
-    )
+    return value if type(value) in (int, float) and value == value else None
 
 
 def over_seeds(manifest: Mapping[str, Any]) -> list[tuple[list[str], int, float, float]]:
@@ -228,12 +221,11 @@ def over_seeds(manifest: Mapping[str, Any]) -> list[tuple[list[str], int, float,
     """
     seeds = {key for key, values in manifest["space"].items() if len(values) > 1 and is_seed(key)}
     groups: dict[tuple[str, ...], list[float]] = {}
-    for _, job in jobs_of(manifest):
-        if seeds and job["status"] in DONE and (value := value_of(job)) is not None:
-            rest = tuple(
-                text for text in varying(job["overrides"], manifest) if text.partition("=")[0] not in seeds
-            )
-            groups.setdefault(rest, []).append(value)
+    for _, job in _done(manifest) if seeds else ():
+        rest = tuple(
+            text for text in varying(job["overrides"], manifest) if text.partition("=")[0] not in seeds
+        )
+        groups.setdefault(rest, []).append(job["value"])
     return [
         (list(rest), len(values), statistics.fmean(values), statistics.stdev(values))
         for rest, values in groups.items()
@@ -264,8 +256,7 @@ def find(address: str, outputs: Path) -> Path:
     if path is not None and day.sweep_file(path).is_file():
         return path
     there = sorted(
-        (p.parent for p in outputs.glob(f"{'[0-9]' * 8}/sweep-*/{day.sweep_file(outputs).name}")),
-        key=lambda p: (p.parent.name, p.name),
+        path.parent for path in outputs.glob(f"{'[0-9]' * 8}/sweep-*/{day.sweep_file(outputs).name}")
     )
     if address == "last" and there:
         return there[-1]
