@@ -107,7 +107,7 @@ def test_steps_that_count_anew_in_every_epoch_are_counted_and_warned_of_once(cfg
                 run.log(loss=1.0, step=i)
     assert [epoch["steps"] for epoch in train_log(run)["epochs"]] == [4, 4, 4]
     warnings = capsys.readouterr().err
-    assert warnings.count("steps count over the whole run, not anew in every epoch") == 1
+    assert warnings.count("steps are counted over the whole run, not from 0 in each epoch") == 1
 
 
 def test_metrics_between_two_epochs_belong_to_the_one_that_ended_also_after_a_resume(cfg):

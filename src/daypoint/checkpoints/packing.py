@@ -37,7 +37,7 @@ class Spare:
     disk.
 
     Args:
-        tensors: an earlier copy, which nobody needs any more.
+        tensors: an earlier copy that is no longer needed.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -67,7 +67,7 @@ def pack(
         spare: memory for the copies, as far as it fits.
 
     Raises:
-        CheckpointError: something in it is none of these; names its path and its type.
+        CheckpointError: it contains something else; names its path and its type.
     """
     packer = _Packer(copy, spare or Spare())
     document = packer.pack(value, where, 0)

@@ -144,7 +144,7 @@ class Restored:
         extra: as it was given to `take`.
         overridden: settings of the optimizer that were one thing when it was built and are another now,
             because the checkpoint said so: name -> (built with, restored).
-        notes: what could not be restored, in words.
+        notes: sentences about what could not be restored.
     """
 
     extra: dict[str, Any] | None
@@ -161,11 +161,11 @@ def put_back(
     scheduler: Any = None,
     scaler: Any = None,
 ) -> Restored:
-    """Put a snapshot back into a training that was built anew.
+    """Put a snapshot back into newly built objects.
 
     Raises:
         CheckpointError: the weights do not fit, an object is of another kind than the one that was saved, its
-            parameters are others, or the snapshot has none of that kind.
+            parameters differ, or the snapshot has no such object.
     """
     state = unpack(saved.tensors, saved.document, where)
     parameters = _parameters(model)
@@ -225,7 +225,7 @@ def _wrappers(model: torch.nn.Module) -> list[tuple[str, str]]:
 def _inner_name(module: torch.nn.Module) -> str | None:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
         return "module"
-    # Importing it costs a second, and where nobody has, nothing is compiled.
+    # Importing it costs a second; where it is not imported, nothing is compiled.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         return "_orig_mod"
@@ -280,7 +280,7 @@ def _list(names: list[str]) -> str:
 def _optimizer_state(optimizer: Any) -> dict[str, Any]:
     state = dict(optimizer.state_dict())
     if "param_groups" in state:
-        # torch keeps names only for people to read, with the wrappers in them; ours are beside the state.
+        # torch keeps names for people to read, with the prefixes of wrappers; "parameters" has the clean ones.
         state["param_groups"] = [
             {k: v for k, v in g.items() if k != "param_names"} for g in state["param_groups"]
         ]

@@ -178,8 +178,8 @@ def _run_dir(*, _root_: DictConfig) -> str:
 
 
 def _sweep_dir(*, _root_: DictConfig) -> str:
-    """The directory of this sweep: claimed by the process that was started with `-m`, told to its jobs'
-    processes.
+    """The directory of this sweep: claimed by the process that was started with `-m`, which passes it to the processes of
+    its jobs.
     """
     is_job = not OmegaConf.is_missing(_root_.hydra.job, "num")
     if "sweep" not in _claimed and is_job and (told := os.environ.get(SWEEP_VARIABLE)):
@@ -206,7 +206,7 @@ def _claim_once(kind: str, root: DictConfig) -> Path:
         _claimed[kind] = sweep.find(str(address), day.project_root() / "outputs")
         _claimed_at[_claimed[kind]] = day.now()
     if kind not in _claimed:
-        # A run that goes on has its directory; this one stays empty, unless Hydra logs into it.
+        # A resumed run has its directory already; this one stays empty, unless Hydra logs into it.
         tracking = section(
             {"tracking": OmegaConf.to_container(root.get("tracking", {}), resolve=True)}, "tracking"
         )

@@ -228,7 +228,7 @@ def begin_job(
         directory: the sweep directory.
         place: the name of the job's directory in it.
         check: the pre-flight check of its config.
-        resumes: whether the sweep goes on, so that what is done is not done again.
+        resumes: whether the sweep is resumed, so that jobs that are done are skipped.
     """
     global _refusal
     _refusal = None

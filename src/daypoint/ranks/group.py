@@ -52,7 +52,7 @@ def agree(name: str, value: str) -> str:
     """Rank 0's value of something, on every rank. Outside a distributed job, the value itself.
 
     Args:
-        name: what is agreed on. Asked again, it is agreed on anew (a second run of the same job).
+        name: of the value. A second call with the same name agrees on a new value (a second run of the same job).
         value: rank 0's value; ignored on the others.
 
     Raises:

@@ -35,7 +35,7 @@ def ended_by(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def stops(stop: Callable[[BaseException], object]) -> Iterator[None]:
-    """In the block, the first signal calls `stop` with the exception that it stands for; a second one ends the program at once.
+    """In the block, the first signal calls `stop` with the matching exception; a second one ends the program at once.
 
     SIGTERM, Ctrl-C, and SIGUSR1 and SIGUSR2, by which clusters announce that a job's time is over. A handler of the user's own is
     left alone. Threads other than the main one get no signals, and no block.

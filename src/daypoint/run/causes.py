@@ -15,7 +15,7 @@ from daypoint.run import resume
 def between(
     before: Mapping[str, Any], after: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """What differs between two records and can change what a training measures, the likeliest first; in words."""
+    """The differences between two records that can change what a training measures, the likeliest cause first."""
     found: list[str] = []
     for name, (a, b) in resume.changes(config or before["config"], after["config"]).items():
         found.append(f"config: {name} was {a!r}, now {b!r}")
@@ -40,7 +40,7 @@ def _codes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def code_differs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two states of the code, from `provenance.inspect`, in words."""
+    """The differences between two states of the code, from `provenance.inspect`."""
     if before["commit"] is None and after["commit"] is None:
         return []  # nobody can tell
     if before["commit"] is None or after["commit"] is None:

@@ -141,7 +141,7 @@ class Closing:
     # ------------------------------------------------------------ MLflow
 
     def _deliver(self) -> str:
-        """Wait until MLflow has everything, or the time is over; what to print about it."""
+        """Wait until MLflow has everything, or the time is over. Returns what to print about it."""
         if self.courier is None:
             return "off (tracking.enabled=false)"
         if self.record["sweep"] is not None:  # the next job need not wait for it

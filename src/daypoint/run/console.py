@@ -49,7 +49,7 @@ class RunConsole:
         self._epoch_text = ""
         self._batches: int | None = None
         self._usual_batches: int | None = None
-        """What an epoch had when nobody says how many this one has."""
+        """Batches of the last complete epoch, for when the number is not given."""
         self._of_epochs: set[str] = set()
         """Metrics that are measured once an epoch; in the bar they would be those of the epoch before."""
         self._room = 0
@@ -111,7 +111,7 @@ class RunConsole:
             self._progress.update(self._task, completed=done, metrics=self._metrics(recorder), refresh=True)
 
     def _metrics(self, recorder: Recorder) -> str:
-        """As many of the batch's metrics as there is room for, each in a place of its own."""
+        """As many of the batch's metrics as fit, each at a fixed column."""
         text = ""
         for name, value in recorder.latest.items():
             if name not in self._of_epochs:

@@ -79,43 +79,34 @@ def open_run(
         RunError: the directory holds a run already, is in use, or cannot be written.
         StoreError: the MLflow store is there but cannot take this run (a deleted experiment).
     """
-    return Entry(lambda: _open(cfg, run_dir, resume, data, monitor, mode, keep, quiet))
 
+    @contextlib.contextmanager
+    def opened() -> Iterator[Run]:
+        with hydra_app.one_message():
+            hydra_sweep.check_job()
+            request = Request(cfg, data, monitor, mode, keep)
+            if request.job is not None:
+                hydra_app.shorten_interrupts()
+            address = resume if resume is not None else request.plain.get("resume")
+            if address is not None and run_dir is not None:
+                raise ConfigError(
+                    "run_dir, resume: expected one of them, found both; a resumed run has its directory"
+                )
+            opening = _Opening(request, RunConsole(quiet or not group.is_main()))
+            run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
+        with stops(run._stop):
+            try:
+                run._announce()
+                yield run
+                run._stop_if_asked()
+            except BaseException as error:
+                run._end(_status_of(error), None if _is_good_exit(error) else error)
+                if isinstance(error, SystemExit) and not isinstance(error, Terminated) and request.in_sweep:
+                    raise hydra_sweep.JobLeft(error.code) from error  # the end of this job, not of the sweep
+                raise
+            run._end("FINISHED", None)
 
-@contextlib.contextmanager
-def _open(
-    cfg: DictConfig | Mapping[str, Any] | None,
-    run_dir: str | os.PathLike[str] | None,
-    resume: str | os.PathLike[str] | None,
-    data: Any,
-    monitor: str | None,
-    mode: str | None,
-    keep: int | None,
-    quiet: bool,
-) -> Iterator[Run]:
-    with hydra_app.one_message():
-        hydra_sweep.check_job()
-        request = Request(cfg, data, monitor, mode, keep)
-        if request.job is not None:
-            hydra_app.shorten_interrupts()
-        address = resume if resume is not None else request.plain.get("resume")
-        if address is not None and run_dir is not None:
-            raise ConfigError(
-                "run_dir, resume: expected one of them, found both; a resumed run has its directory"
-            )
-        opening = _Opening(request, RunConsole(quiet or not group.is_main()))
-        run = opening.new(run_dir) if address is None else opening.again(os.fspath(address))
-    with stops(run._stop):
-        try:
-            run._announce()
-            yield run
-            run._stop_if_asked()
-        except BaseException as error:
-            run._end(_status_of(error), None if _is_good_exit(error) else error)
-            if isinstance(error, SystemExit) and not isinstance(error, Terminated) and request.in_sweep:
-                raise hydra_sweep.JobLeft(error.code) from error  # the end of this job, not of the sweep
-            raise
-        run._end("FINISHED", None)
+    return Entry(opened)
 
 
 def _status_of(error: BaseException) -> str:
@@ -179,7 +170,7 @@ class _Opening:
             )
         step = shelf.read_card(checkpoints.path)["step"] if checkpoints.path is not None else 0
 
-        ending = ending_of(files)  # a run that died without a word gets its status now
+        ending = ending_of(files)  # a run whose process was killed gets its status now
         journal_now = Journal.reopen(files.journal)
         spool.recover(files.spool, files.journal)
         record = identity.read_run(files.directory)

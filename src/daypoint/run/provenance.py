@@ -99,7 +99,7 @@ def inspect(
             branch: None when HEAD is detached.
             dirty: whether anything differs from the commit, untracked files included.
             diff_sha256: of the diff; None for a clean tree.
-            reason: why something could not be told.
+            reason: why something is not known.
         The diff: what `git apply` needs to get from the commit to the tree. Of the untracked files it has those that look like
             code or settings: text of at most 1 MiB whose name ends so (`.py`, `.yaml`, …) or has no ending. The others
             (pictures, data, binary files) are only named in a line at the top, with size and SHA-256; one named like a place
@@ -158,7 +158,7 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
         # user's own index stays as it is.
         copy = os.path.join(scratch, "index")
         with contextlib.suppress(FileNotFoundError):
-            # With its time, by which git knows that a file changed in the very moment it was added.
+            # With its modification time, by which git notices that a file changed in the moment it was added.
             shutil.copy2(os.path.join(os.fsencode(git.root), index), os.fsencode(copy))
         git.environment["GIT_INDEX_FILE"] = copy
         if new:

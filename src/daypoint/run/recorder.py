@@ -57,8 +57,8 @@ class Recorder:
 
     Args:
         journal: open for appending.
-        files: where the train log goes.
-        carried: what an earlier attempt recorded before the step at which this one goes on.
+        files: say where the train log is.
+        carried: what earlier attempts recorded before the step at which this one begins.
         on_nonfinite: called with (metric, value, step) for every NaN or infinity, after it was recorded; may
             raise.
         on_split: called once with the names of two calls of `log` that alternate, and so may be meant to be one batch.
@@ -69,7 +69,7 @@ class Recorder:
     Attributes:
         step: the step that the next batch will have; equally the number of steps done.
         epoch: the epoch that is being recorded, or None.
-        epochs: the epochs recorded so far, as they stand in the train log.
+        epochs: the epochs recorded so far, as the train log has them.
         carried: as given, until the first epoch begins.
     """
 
@@ -96,7 +96,7 @@ class Recorder:
         self.on_nonfinite = on_nonfinite
         self.on_split = on_split
         self._turns: list[tuple[str, ...]] = []
-        """Names of the latest batches, as far back as each has none of the one before."""
+        """Names of the latest batches, back to the last one that shares a name with its predecessor."""
         self._known: set[str] = set()
         self._nonfinite: set[str] = set()
         self._untold: list[tuple[str, float, int]] = []
@@ -135,7 +135,7 @@ class Recorder:
                 step = self.step
             elif type(step) is not int or not 0 <= step <= LARGEST_STEP:
                 step = to_step(step)
-            if step < self._epoch_first_step:  # a script that counts anew in every epoch
+            if step < self._epoch_first_step:  # a script that counts from 0 in each epoch
                 self._epoch_first_step = step
             spool = self._spool
             if tuple(metrics) == spool.names and spool.put(metrics, step):

@@ -1,4 +1,4 @@
-"""Warn about a run while it goes, about each thing once: odd steps, values that are not finite, errors on the way to MLflow.
+"""Warn during a run, once about each problem: odd steps, values that are not finite, errors on the way to MLflow.
 
 It decides what is worth a warning, not how it is shown.
 """
@@ -31,7 +31,7 @@ class Remarks:
         if "step" not in self._said and type(step) is int and 0 <= step < done:
             self._said.add("step")
             self._console.warn(
-                f"step {step} comes after step {done - 1}: steps count over the whole run, not anew in every "
+                f"step {step} comes after step {done - 1}: steps are counted over the whole run, not from 0 in each "
                 "epoch; leave step= out, or give the number of the batch in the run (said once)"
             )
 

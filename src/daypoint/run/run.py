@@ -222,8 +222,8 @@ class Run:
     def epochs(self, count: int, *, batches: int | None = None) -> Iterator[int]:
         """Iterate over the epochs 0 to `count - 1`; each one's statistics are recorded when it ends.
 
-        A resumed run goes on where its checkpoint was: with the next epoch, or, when `batches` is given and
-        the checkpoint was taken in the middle of one, in that epoch; `run.batch` says how many of its batches
+        A resumed run continues from its checkpoint: with the next epoch, or, when `batches` is given and
+        the checkpoint was taken in the middle of an epoch, in that epoch; `run.batch` says how many of its batches
         are done.
 
         Args:
@@ -240,7 +240,7 @@ class Run:
 
     @property
     def batch(self) -> int:
-        """Batches done in the epoch that is open: 0 at its start, unless a resumed run goes on in the middle of it."""
+        """Batches done in the epoch that is open: 0 at its start, unless a resumed run continues in the middle of it."""
         recorder = self._recorder
         return recorder.steps_in_epoch if recorder is not None and recorder.epoch is not None else 0
 
@@ -250,7 +250,7 @@ class Run:
             return 0
         if self._source is not None and self._parent is None:
             raise RunError(
-                f"run {self.address}: it resumes; call run.restore(model=..., optimizer=...) before the loop"
+                f"run {self.address}: it is resumed; call run.restore(model=..., optimizer=...) before the loop"
             )
         carried = recorder.carried
         if carried is None:
@@ -283,7 +283,8 @@ class Run:
     def _end_epoch(self, complete: bool) -> None:
         if self._recorder is not None and self._recorder.epoch is not None and not self._ended:
             self._console.end_epoch(self._recorder.end_epoch(complete))
-            self._hear_courier()
+            if self._courier is not None:
+                self._remarks.errors(self._courier.poll())
 
     def _leave_epoch(self) -> None:
         """Close an epoch that is left early. An error here would be swallowed by the interpreter, so it is kept
@@ -360,8 +361,8 @@ class Run:
 
         Raises:
             CheckpointError: something cannot be stored; or this checkpoint (with `wait`) or the one before it
-                could not be written. In the latter case this one is being written all the same. Other
-                checkpoints are untouched. What goes wrong with the last one is raised at the end of the run.
+                could not be written. In the latter case this one is still being written. Other
+                checkpoints are untouched. An error in the last one is raised at the end of the run.
         """
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         self._objects = {**given, **extra}
@@ -415,10 +416,6 @@ class Run:
         raise RunError(
             f"run {self.address}: it has ended; log inside the `with daypoint.open_run(...)` block"
         )
-
-    def _hear_courier(self) -> None:
-        if self._courier is not None:
-            self._remarks.errors(self._courier.poll())
 
     # ------------------------------------------------------------ the end
 

@@ -68,7 +68,7 @@ class Saver:
         """Make a checkpoint of this moment. When this returns, the live objects may change.
 
         Args:
-            objects: what to save, by role; what has none of the `ROLES` is extra.
+            objects: what to save, by role; a name that is not in `ROLES` is extra.
             parent: `identity.reference` of the checkpoint that this training went on from.
             wait: write it here and now, without a copy.
             gradients: keep the gradients too.

@@ -36,7 +36,7 @@ class Call:
     output: str | None = None
     """None: it failed. A call that failed and was caught inside the model has a text here that says so."""
     parameters: int = 0
-    """Those of the module itself, not of its submodules, and none that an earlier row has counted."""
+    """Those of the module itself, without its submodules and without those that an earlier row has counted."""
     shared: int = 0
     """Those that an earlier row has counted."""
 

@@ -4,7 +4,7 @@
 `scalar_loss` holds a loss to what `backward()` needs. `to_step` makes an exact step number.
 
 `.item()` and `float()` are not strict: both take shape `[1]`, `float()` drops a zero imaginary part, a
-masked array gives 0.0, a sharded tensor its local part, a fake tensor a number that nobody computed. So kind,
+masked array gives 0.0, a sharded tensor its local part, a fake tensor a meaningless number. So kind,
 shape and dtype are checked first, and the type of the result last.
 
 This module does not know what a value means: no reduction, no rounding, no policy on NaN. It imports
@@ -115,9 +115,7 @@ def scalar_loss(loss: Any, *, name: str = "loss", batch_size: int | None = None)
     elif loss.dim():
         remedy = _shape_remedy(tuple(loss.shape), name, batch_size)
     elif loss.dtype.is_complex:
-        remedy = (
-            f"of complex numbers none is the smallest: take {_call(name, '.real')} or {_call(name, '.abs()')}"
-        )
+        remedy = f"complex numbers have no order, so no smallest loss: take {_call(name, '.real')} or {_call(name, '.abs()')}"
     elif not loss.dtype.is_floating_point:
         remedy = "integers have no gradient (a count or an accuracy is no loss): compute it in floating point"
     else:
@@ -386,7 +384,7 @@ def _attribute(x: Any, name: str) -> Any:
 
 
 def _variable(name: str) -> str:
-    """The word that most likely stands in the user's code for that metric: `loss` for `train/loss`."""
+    """The likely name of the variable in the user's code: `loss` for `train/loss`."""
     word = name.rpartition("/")[2]
     return word if word.isidentifier() else "value"
 

@@ -1,13 +1,13 @@
 """Copy 0-dim tensors on their own device at once, and read them later, many in one transfer.
 
-So a training step never waits for its device, and at most 64 steps are not yet read. `put` asks the device to copy one value into memory that the
-ring owns. All that changes the value afterwards (an in-place operation, the replay of a CUDA graph, the next
+So a training step never waits for its device, and at most 64 steps are not yet read. `put` asks the device to copy one
+value into memory that the ring owns. All that changes the value afterwards (an in-place operation, the replay of a CUDA graph, the next
 call of a function compiled with `mode="reduce-overhead"`) comes later on the same stream, so it does not
 change what was put. One half of the ring travels to pinned host memory while the other half fills; only who
 asks for everything, or is 64 steps ahead of the device, waits.
 
 A slot holds a value in its own dtype, so every value arrives exactly, also on a device without float64 (MPS).
-Each stream has memory of its own, so no stream waits for another. It goes by `torch.accelerator`; what is
+Each stream has memory of its own, so no stream waits for another. It uses `torch.accelerator`; what is
 specific to CUDA is the refusal during a graph capture.
 
 This module knows nothing of journals, epochs and statistics.
