@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from daypoint.base import files
 from daypoint.base.day import CheckpointFiles, PackageFiles
+from daypoint.base.errors import PackageError
 from daypoint.models import dependencies
 from daypoint.models import served as served_directory
 from daypoint.models.inputs import BATCHES, ModelInput
-from daypoint.record import documents
+from daypoint.record import documents, source
 
 _NEEDED = ("mlflow", "torch", "numpy", "pandas")
 
@@ -148,6 +149,11 @@ def _save_code(
             data = weights
             artifacts["weights"] = str(data)
             plan["model"] = card["config"]["model"]
+            if changed := source.differences(card.get("code") or {}, root):
+                raise PackageError(
+                    f"the model cannot be exported, and the files of its class, which would go into the package, are not what "
+                    f"it was trained with: {'; '.join(map(str, changed))}; restore them"
+                )
             inside, more = dependencies.collect(plan["model"], root)
             if inside:
                 dependencies.copy(inside, code)

@@ -18,6 +18,7 @@ import torch
 from daypoint.base import keys
 from daypoint.base.errors import CheckpointError, ConfigError
 from daypoint.hydra import app as hydra_app
+from daypoint.models import apart
 from daypoint.record import allowlist
 
 
@@ -45,12 +46,14 @@ def build_model(
             f"{where}: expected a section `model` with a _target_ in its config, found {found}; {other}"
         )
     try:
-        allowlist.check(node, (*allowlist.of_project(root), *allow), "model")
-        for key, value in keys.leaves({"model": node}).items():
-            if "${" in str(value):  # a card is resolved, and Hydra would evaluate this again
-                raise ConfigError(f"{key}: expected a resolved value, found {value!r}")
-        with random_state_kept():
+        with apart.code_of(card, root, where), random_state_kept():
+            allowlist.check(node, (*allowlist.of_project(root), *allow), "model")
+            for key, value in keys.leaves({"model": node}).items():
+                if "${" in str(value):  # a card is resolved, and Hydra would evaluate this again
+                    raise ConfigError(f"{key}: expected a resolved value, found {value!r}")
             model = hydra_app.instantiate(node)
+    except CheckpointError:
+        raise
     except ConfigError as error:
         raise CheckpointError(f"{where}: the model cannot be built: {error}; {other}") from error
     except Exception as error:  # whatever the constructor, or Hydra on its behalf, may raise

@@ -154,6 +154,7 @@ def make_card(
         "seed": record["seed"] if "seed" in record else (config.get("trainer") or {}).get("seed"),
         "data": record.get("data"),
         "git": record.get("git"),
+        "code": record.get("code"),
         "versions": record.get("versions"),
         "host": record.get("host"),
         "device": device or record.get("device"),

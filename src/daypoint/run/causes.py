@@ -22,6 +22,14 @@ def between(
     found += code_differs(code_of(before), code_of(after))
     if len({(git["commit"], git["diff_sha256"]) for git in _codes(before)}) > 1:
         found.append("code: the original was resumed with other code than it began with")
+    files = [
+        {of["file"]: of["sha256"] for of in (record.get("code") or {}).values()} for record in (before, after)
+    ]
+    found += [
+        f"code: {file} is not the same"
+        for file in sorted(files[0].keys() & files[1].keys())
+        if files[0][file] != files[1][file]
+    ]
     data = [record.get("data") or {} for record in (before, after)]
     found += _differs("data", data, ("name", "rows", "fingerprint"))
     found += _differs("", [before, after], ("device", "ranks", "threads", "host"))

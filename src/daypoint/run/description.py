@@ -21,7 +21,7 @@ from daypoint.base import day, files, keys, redaction
 from daypoint.base.errors import DaypointError
 from daypoint.hydra.app import HydraJob
 from daypoint.ranks import group
-from daypoint.record import identity
+from daypoint.record import identity, source
 from daypoint.record import sweep as sweeps
 from daypoint.run import provenance
 from daypoint.run.request import Request
@@ -71,6 +71,7 @@ def new_record(request: Request, directory: Path, moment: datetime, git: dict[st
         "config_sha256": identity.config_sha256(config),
         "config": config,
         "git": git,
+        "code": source.recorded(config.get("model"), request.root),
         "versions": provenance.versions(),
         "data": _describe(request.data),
         "monitor": {"metric": monitor, "mode": request.mode or keys.mode_of(monitor)} if monitor else None,

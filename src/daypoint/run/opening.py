@@ -30,7 +30,7 @@ from daypoint.hydra import app as hydra_app
 from daypoint.hydra import sweep as hydra_sweep
 from daypoint.ranks import group
 from daypoint.ranks.signals import Terminated, stops
-from daypoint.record import catalog, config, identity, journal, shelf, spool
+from daypoint.record import catalog, config, identity, journal, shelf, source, spool
 from daypoint.record.ending import ending_of
 from daypoint.record.journal import Journal
 from daypoint.record.replay import Replay, replay
@@ -183,6 +183,7 @@ class _Opening:
         record.update(
             status="RUNNING",
             git=git,
+            code=self._model_code(record),
             config=config_now,
             config_sha256=attempt["config_sha256"],
             keep=request.keep,
@@ -200,6 +201,16 @@ class _Opening:
             f"resuming at step {step}{was}" if checkpoints.path else f"no checkpoint yet: starting over{was}"
         )
         return self._start(record, files, journal_now, state, checkpoints.path, diff)
+
+    def _model_code(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The files of the model's code now; says which are not as they were."""
+        code = source.recorded(self.request.plain.get("model"), self.request.root)
+        for name, was in (record.get("code") or {}).items():
+            if name in code and code[name]["sha256"] != was["sha256"]:
+                self.console.warn(
+                    f"{code[name]['file']} has changed since this run began; its checkpoint goes into the model as it is now"
+                )
+        return code
 
     def _start(
         self,
