@@ -33,13 +33,11 @@ class Chosen:
         path: the checkpoint directory.
         card: its identity card.
         run: its run; None when it was copied out of it.
-        pinned: whether `daypoint promote` chose it.
     """
 
     path: Path
     card: dict[str, Any]
     run: StoredRun | None
-    pinned: bool = False
 
 
 def load(
@@ -154,7 +152,7 @@ def _pinned(runs: Sequence[StoredRun], outputs: Path) -> Chosen | None:
     for run in runs:
         if run.record["uid"] == pin["uid"]:
             path = run.files.checkpoints / pin["checkpoint"]
-            return Chosen(path, shelf.trusted_card(path, full=False), run, pinned=True)
+            return Chosen(path, shelf.trusted_card(path, full=False), run)
     raise AddressError(
         f"{runs[0].record['day']}: expected the promoted run {pin['uid']}, found no run of that day with this uid; "
         "promote another with `daypoint promote ADDRESS`"
