@@ -51,7 +51,8 @@ def load(
 ) -> torch.nn.Module:
     """The model of a day, a run, a sweep or a checkpoint, in eval mode on the CPU, its identity card in `model.card`.
 
-    It is built from the card alone: the code that trained it is not run, nothing is unpickled, and no random state changes.
+    It is built from the card alone: nothing of the training has to be repeated, nothing is unpickled, and no random
+    state changes.
 
     Args:
         address: `20260328`, `today`, `20260328/1415`, a run uid, or the path of a run or checkpoint directory.
