@@ -20,7 +20,7 @@ from daypoint.record import targets
 
 
 def collect(node: Any, root: Path) -> tuple[dict[str, Path], list[str]]:
-    """What the `_target_`s of a config need.
+    """The code and the packages that the `_target_`s of a config need.
 
     Args:
         node: a part of a config.

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -27,6 +27,10 @@ from daypoint.models import dependencies
 from daypoint.models import served as served_directory
 from daypoint.models.inputs import BATCHES, ModelInput
 from daypoint.record import documents, source
+from daypoint.tracking.sync import one_line
+
+if TYPE_CHECKING:
+    from mlflow.types import Schema
 
 _NEEDED = ("mlflow", "torch", "numpy", "pandas")
 
@@ -80,7 +84,7 @@ def save(
         Why it is not a pt2 program, None if it is one; what the saved model answers to each of the batches.
     """
     card = orjson.loads(checkpoint.card.read_bytes())
-    reason = _why_not_pt2(takes)
+    reason = takes.why_code
     if reason is None:
         try:
             _save_pt2(directory, model, takes, expected, card)
@@ -88,18 +92,10 @@ def save(
         except OSError:
             raise
         except Exception as error:  # torch.export has no base class for its errors
-            reason = f"torch.export: {first_line(error)}"
+            reason = f"torch.export: {one_line(error)}"
             shutil.rmtree(directory, ignore_errors=True)
     _save_code(directory, model, takes, expected, card, checkpoint.weights, root)
     return reason, _predictions(directory, takes)
-
-
-def _why_not_pt2(takes: ModelInput) -> str | None:
-    if takes.has_text:
-        return "the table has columns of text"
-    if (name := takes.far_column) is not None:
-        return f"column {name!r} varies too little around its mean for float32, which MLflow passes to a pt2 model"
-    return None
 
 
 def _save_pt2(
@@ -107,18 +103,16 @@ def _save_pt2(
 ) -> None:
     import mlflow.pytorch
     from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
 
     whole, rows = model, takes.rows
     if isinstance(rows, pd.DataFrame):
         whole, rows = FromColumns(model, takes).eval(), np.ascontiguousarray(rows.to_numpy(np.float32))
-    inputs = Schema([TensorSpec(rows.dtype, (-1, *rows.shape[1:]))])
     mlflow.pytorch.save_model(
         whole,
         str(directory),
         serialization_format="pt2",
         input_example=np.ascontiguousarray(rows[:2]),  # of one row the batch size would be fixed at 1
-        signature=ModelSignature(inputs, _output(expected)),
+        signature=ModelSignature(_tensors(rows), _tensors(expected[-1])),
         pip_requirements=[dependencies.requirement(name) for name in _NEEDED],
         metadata={"daypoint_card": card},
     )
@@ -188,16 +182,17 @@ def _export(model: nn.Module, takes: ModelInput, path: Path) -> bool:
     return True
 
 
-def _output(expected: list[np.ndarray]) -> Any:
+def _tensors(like: np.ndarray) -> Schema:
+    """The MLflow schema of arrays like this one, with any number of rows."""
     from mlflow.types import Schema, TensorSpec
 
-    return Schema([TensorSpec(expected[-1].dtype, (-1, *expected[-1].shape[1:]))])
+    return Schema([TensorSpec(like.dtype, (-1, *like.shape[1:]))])
 
 
 def _finish(directory: Path, takes: ModelInput, expected: list[np.ndarray]) -> None:
     """Add what MLflow does not put into its MLmodel by itself: named columns, examples, the device."""
     from mlflow.models import Model, ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types import ColSpec, Schema
 
     paths = PackageFiles(directory)
     model = Model.load(str(paths.model))
@@ -219,12 +214,12 @@ def _finish(directory: Path, takes: ModelInput, expected: list[np.ndarray]) -> N
         paths.example.write_bytes(files.dumps(split))
         paths.serving_example.write_bytes(files.dumps({"dataframe_split": split}))
     else:
-        inputs = Schema([TensorSpec(shown.dtype, (-1, *shown.shape[1:]))])
+        inputs = _tensors(shown)
         model.saved_input_example_info = {**info, "type": "ndarray"}
         values = (shown.astype(np.float64).round(6) if shown.dtype.kind == "f" else shown).tolist()
         paths.example.write_bytes(files.dumps(values, indent=False))
         paths.serving_example.write_bytes(files.dumps({"inputs": values}, indent=False))
-    model.signature = ModelSignature(inputs, _output(expected))
+    model.signature = ModelSignature(inputs, _tensors(expected[-1]))
     model.save(str(paths.model))
 
 
@@ -239,9 +234,3 @@ def _predictions(directory: Path, takes: ModelInput) -> list[np.ndarray]:
         return [np.asarray(loaded.predict(takes.rows[:size])) for size in BATCHES]
     finally:
         sys.dont_write_bytecode = usual
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

@@ -47,17 +47,18 @@ class ModelInput:
     target: dict[str, float] | None = None
 
     @property
-    def has_text(self) -> bool:
-        return any("values" in recipe for recipe in (self.recipes or {}).values())
+    def why_code(self) -> str | None:
+        """Why pandas has to prepare the rows, so that a pt2 program is not enough; None if it is.
 
-    @property
-    def far_column(self) -> str | None:
-        """A column whose mean is more than 100 standard deviations from 0 (a time, say).
-
-        MLflow passes rows to a pt2 model in float32, which shifts such a standardised value by 0.000006 or more.
+        MLflow passes rows to a pt2 model in float32, which shifts the standardised value of a column whose mean is more than
+        100 standard deviations from 0 (a time, say) by 0.000006 or more.
         """
-        recipes = (self.recipes or {}).items()
-        return next((name for name, recipe in recipes if "mean" in recipe and _is_far(recipe)), None)
+        for name, recipe in (self.recipes or {}).items():
+            if "values" in recipe:
+                return "the table has columns of text"
+            if _is_far(recipe):
+                return f"column {name!r} varies too little around its mean for float32, which MLflow passes to a pt2 model"
+        return None
 
     def without_names(self) -> ModelInput:
         """The same rows as an array."""

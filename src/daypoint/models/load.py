@@ -33,13 +33,11 @@ class Chosen:
         path: the checkpoint directory.
         card: its identity card.
         run: its run; None when it was copied out of it.
-        pinned: whether `daypoint promote` chose it.
     """
 
     path: Path
     card: dict[str, Any]
     run: StoredRun | None
-    pinned: bool = False
 
 
 def load(
@@ -53,7 +51,8 @@ def load(
 ) -> torch.nn.Module:
     """The model of a day, a run, a sweep or a checkpoint, in eval mode on the CPU, its identity card in `model.card`.
 
-    It is built from the card alone: the code that trained it is not run, nothing is unpickled, and no random state changes.
+    It is built from the card alone: nothing of the training has to be repeated, nothing is unpickled, and no random
+    state changes.
 
     Args:
         address: `20260328`, `today`, `20260328/1415`, a run uid, or the path of a run or checkpoint directory.
@@ -154,7 +153,7 @@ def _pinned(runs: Sequence[StoredRun], outputs: Path) -> Chosen | None:
     for run in runs:
         if run.record["uid"] == pin["uid"]:
             path = run.files.checkpoints / pin["checkpoint"]
-            return Chosen(path, shelf.trusted_card(path, full=False), run, pinned=True)
+            return Chosen(path, shelf.trusted_card(path, full=False), run)
     raise AddressError(
         f"{runs[0].record['day']}: expected the promoted run {pin['uid']}, found no run of that day with this uid; "
         "promote another with `daypoint promote ADDRESS`"

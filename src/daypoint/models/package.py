@@ -32,11 +32,11 @@ from daypoint.base.day import CheckpointFiles
 from daypoint.base.errors import PackageError
 from daypoint.checkpoints import checkpoint
 from daypoint.models import flavors, inputs, rebuild
-from daypoint.models.flavors import first_line
 from daypoint.models.inputs import BATCHES, ModelInput
 from daypoint.models.load import Chosen
 from daypoint.record import manifest, shelf
 from daypoint.tracking import store
+from daypoint.tracking.sync import one_line
 
 TOLERANCE = 1e-5
 """The largest accepted difference from the checkpoint's own answers, as a share of 1 + the largest answer."""
@@ -116,7 +116,7 @@ def _make(
         except (OSError, PackageError):
             raise
         except Exception as error:  # whatever MLflow or the model's own code may raise
-            raise PackageError(f"{where}: the packaged model cannot be used: {first_line(error)}") from error
+            raise PackageError(f"{where}: the packaged model cannot be used: {one_line(error)}") from error
         finally:
             for leftover in (temporary, former):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -150,7 +150,7 @@ def _answer(model: nn.Module, takes: ModelInput, rows: pd.DataFrame | np.ndarray
     except Exception as error:  # whatever the user's forward may raise
         raise PackageError(
             f"{where}: expected a model that takes {numbers.dtype} {shape}, found that it raises "
-            f"{first_line(error)}; if it takes something else, give an example of it: --example FILE.npy"
+            f"{one_line(error)}; if it takes something else, give an example of it: --example FILE.npy"
         ) from error
     is_tensor = isinstance(answers, Tensor)
     if not is_tensor or answers.ndim == 0 or len(answers) != len(numbers):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,6 @@ def publish(
     experiment: str | None = None,
     uri: str | None = None,
     example: Path | None = None,
-    allow: Iterable[str] = (),
 ) -> Publication:
     """Package the model that an address names and send it to MLflow; one for each experiment of a day.
 
@@ -111,7 +109,6 @@ def publish(
         experiment: which experiment's model of a day.
         uri: another MLflow store than the one the run was made for, absolute.
         example: a .npy file with inputs [batch, …], for a config without data.input_shape.
-        allow: modules or dotted paths that the card may name as `_target_`, besides `daypoint.record.allowlist`'s.
 
     Raises:
         AddressError: there is no model of that address.
@@ -126,7 +123,7 @@ def publish(
     for name in names:  # one that cannot be packaged must not stop the others
         try:
             chosen = load.choose(address, outputs, name)
-            published.append(_publish(chosen, outputs, uri, example, tuple(allow)))
+            published.append(_publish(chosen, outputs, uri, example))
         except DaypointError as error:
             if len(names) == 1:
                 raise
@@ -148,16 +145,14 @@ def promote(
         raise AddressError(f"{address}: expected a run of a day in {outputs}, found {chosen.path}")
     card = chosen.card
     pins.pin(outputs, card["day"], card["experiment"], uid=card["uid"], checkpoint=chosen.path.name)
-    return _publish(chosen, outputs, uri, None, ())
+    return _publish(chosen, outputs, uri, None)
 
 
-def _publish(
-    chosen: Chosen, outputs: Path, uri: str | None, example: Path | None, allow: tuple[str, ...]
-) -> Published:
+def _publish(chosen: Chosen, outputs: Path, uri: str | None, example: Path | None) -> Published:
     from daypoint.models import package  # imports torch, which a mistyped address should not wait for
 
     here = allowlist.of_project(day.project_root(Path.cwd()))
-    facts = package.package(chosen, root=day.project_root(outputs), example=example, allow=(*here, *allow))
+    facts = package.package(chosen, root=day.project_root(outputs), example=example, allow=here)
     run = chosen.run
     assert run is not None
     day_tag, experiment = facts["day"], facts["experiment"]
@@ -169,9 +164,7 @@ def _publish(
         pins.give_alias(outputs, day_tag, experiment, uid=facts["uid"], card_sha256=facts["card_sha256"])
     address = uri or sync.store_of(run.directory, run.record)[0]
     if address is None:
-        complaint = (
-            "not registered: the run was made with tracking.enabled=false; --uri sends it all the same"
-        )
+        complaint = "not registered: the run was made with tracking.enabled=false; --uri sends it anyway"
         return Published(run, facts, None, None, complaint, None)
     sent = sync.sync([run.directory], uri=uri).runs[0]
     if sent.model is None:

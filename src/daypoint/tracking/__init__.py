@@ -1,5 +1,5 @@
-"""Copying journals to MLflow: the courier's process, `daypoint sync`, and the MLflow store.
+"""Sends runs to MLflow: the background process (the courier), `daypoint sync`, and access to the MLflow store.
 
-It reads run directories and knows nothing of a live training but that its process exists; it never imports torch. Start with
-`shipment` (one run on its way into MLflow), then `delivery` (the process) and `store` (the address and its dangers).
+It reads run directories, knows of a live training only whether its process exists, and never imports torch. Start with
+`shipment` (sends one run), then `delivery` (the process) and `store` (the database or server).
 """

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from daypoint.tracking.trainer_pipe import LinePipe
 
@@ -203,22 +204,18 @@ class Courier:
         if self._process is None:
             return
         for message in self._pipe.hear(seconds):
-            self._hear(message)
+            if (run := self._runs.get(message.get("run"))) is not None:
+                self._hear(run, message)
         if self._pipe.is_closed:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)  # it is about to end
 
-    def _hear(self, message: object) -> None:
-        run = self._runs.get(message.get("run")) if isinstance(message, dict) else None
-        if run is None:
-            return
+    def _hear(self, run: _Known, message: dict[str, Any]) -> None:
         if text := message.get("error"):
             self._news.append(text)
-        asked, lasting = message.pop("asked", run.asked), message.pop("lasting", False)
-        run.lasting = lasting and asked == run.asked
-        for name, value in message.items():
-            if hasattr(run, name):
-                setattr(run, name, value)
+        run.lasting = message.get("lasting", False) and message["asked"] == run.asked
+        for name in ("done", "url", "error", "bytes"):
+            setattr(run, name, message.get(name, getattr(run, name)))
 
 
 _shared: Courier | None = None

@@ -31,7 +31,7 @@ from daypoint.record.ending import ending_of, is_abandoned
 from daypoint.tracking import store
 from daypoint.tracking.packager import Packager
 from daypoint.tracking.shipment import Shipment
-from daypoint.tracking.sync import is_down, one_line, open_store, store_of
+from daypoint.tracking.sync import is_down, one_line, store_of
 from daypoint.tracking.trainer_pipe import TrainerPipe
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ class Task:
     """One run that this courier sends.
 
     Attributes:
-        ours: the trainer asked for it; otherwise another courier left it behind, and it is tried once.
-        closing: the trainer waits for its end.
+        closing: whether its end is to be sent: the trainer waits for that, or another courier left the run.
         asked: how often the trainer has asked for its end.
         url: what the trainer was told.
         complaints: what the trainer was told that goes wrong.
@@ -67,8 +66,6 @@ class Task:
     """
 
     directory: Path
-    ours: bool = True
-    uri: str = ""
     closing: bool = False
     asked: int = 0
     shipment: Shipment | None = None
@@ -86,7 +83,7 @@ class Task:
 
 
 class Delivery:
-    """The loop.
+    """Sends the runs that the trainer names, until everything is in MLflow.
 
     Args:
         trainer: the process that started this one.
@@ -121,7 +118,7 @@ class Delivery:
                 return
 
     def hurry(self, *_: object) -> None:
-        """SIGTERM: finish soon. The trainer probably got one too, and is ending its run just now."""
+        """SIGTERM: end soon. The trainer probably got one too, and is ending its run now."""
         self._deadline = time.monotonic() + HURRY_SECONDS
 
     def crash(self, error: Exception) -> None:
@@ -149,7 +146,7 @@ class Delivery:
                 task.lasting = False
 
     def _tell(self, task: Task, **message: Any) -> None:
-        if task.ours:
+        if self._tasks.get(str(task.directory)) is task:  # not of a run that another courier left
             self._trainer.tell({"run": str(task.directory), **message})
 
     def _complain(self, task: Task, text: str) -> None:
@@ -161,7 +158,7 @@ class Delivery:
     # ------------------------------------------------------------ the runs
 
     def _round(self) -> bool:
-        """Give every run that is due one go, those first that somebody waits for. True: there is more to do at once."""
+        """Send a part of every run that is due, beginning with those that a trainer waits for. True: there may be more."""
         busy = False
         for task in sorted(self._tasks.values(), key=lambda task: not task.closing):
             if time.monotonic() < task.next_try:
@@ -175,7 +172,7 @@ class Delivery:
         return busy or self._serve_stale()
 
     def _serve(self, task: Task) -> bool:
-        """Send one stretch of a run. True: there may be more."""
+        """Send a part of a run. True: there may be more."""
         if task.shipment is None:
             task.shipment = self._begin(task)
             if task.shipment is None:
@@ -189,7 +186,7 @@ class Delivery:
             if task.closing:
                 self._tell(task, bytes=shipment.offset_bytes)
             return True
-        if task.closing or trainer.hung_up or not task.ours:
+        if task.closing or trainer.hung_up:
             if shipment.finish(trainer.pid if trainer.is_dead else None):
                 self._conclude(task, shipment)
             elif trainer.hung_up and identity.read_run(task.directory)["attempts"][-1]["pid"] != trainer.pid:
@@ -202,15 +199,14 @@ class Delivery:
         uri, artifacts = store_of(task.directory, record)
         if uri is None:
             raise RunError(f"{task.directory}: made with tracking.enabled=false; nothing to send")
-        task.uri = uri
         if uri not in self._clients or task.failures:
-            self._clients[uri] = open_store(uri)
+            self._clients[uri] = store.prepare(uri)
         shipment = Shipment.begin(task.directory, self._clients[uri], uri, artifacts)
         if shipment is not None and shipment.url != task.url:
             self._progress_at = time.monotonic()
             task.url = shipment.url
             self._tell(task, url=shipment.url, bytes=shipment.offset_bytes)
-            if task.ours and self._stale is None:
+            if self._stale is None:
                 self._stale = self._left_behind(task.directory, record["day"])
         return shipment
 
@@ -218,15 +214,16 @@ class Delivery:
         self._progress_at = time.monotonic()
         task.close_shipment()
         if shipment.sweep is not None:
-            self._sweeps[task.uri, shipment.sweep] = shipment
-        self._tasks.pop(str(task.directory), None)
+            self._sweeps[shipment.uri, shipment.sweep] = shipment
         RunFiles(task.directory, "").courier_log.unlink(missing_ok=True)  # it says that something is missing
         self._tell(task, done=True)
-        store.analyze(task.uri)
-        record = identity.read_run(task.directory)
-        asked = (record["config"].get("tracking") or {}).get("package")
-        if task.ours and asked is True and shipment.status == "FINISHED":
-            self._packager.take(task.directory, record, task.uri)
+        store.analyze(shipment.uri)
+        if self._tasks.get(str(task.directory)) is task:
+            del self._tasks[str(task.directory)]
+            record = identity.read_run(task.directory)
+            asked = (record["config"].get("tracking") or {}).get("package")
+            if asked is True and shipment.status == "FINISHED":
+                self._packager.take(task.directory, record, shipment.uri)
         self._undrawn.append(shipment)
 
     def _fail(self, task: Task, error: Exception) -> None:
@@ -240,7 +237,7 @@ class Delivery:
     # ------------------------------------------------------------ pictures
 
     def _draw_when_idle(self) -> bool:
-        """Draw one run that is over, if none goes on and none has begun lately. True: there may be more.
+        """Draw one run that has ended, if no run goes on or has begun lately. True: there may be more.
 
         So the jobs of a sweep follow one another without waiting for a picture.
         """
@@ -266,7 +263,7 @@ class Delivery:
                     yield path
 
     def _serve_stale(self) -> bool:
-        """One stretch of a run that another courier left, if no trainer is waiting. True: there may be more."""
+        """Send a part of a run that another courier left, unless a trainer waits. True: there may be more."""
         if any(task.closing for task in self._tasks.values()):
             return False
         if time.monotonic() - self._trainer.hung_up_at > STALE_SECONDS:
@@ -275,7 +272,7 @@ class Delivery:
             directory = next(self._stale or iter(()), None)
             if directory is None:
                 return False
-            self._stale_task = Task(directory, ours=False)
+            self._stale_task = Task(directory, closing=True)
         task = self._stale_task
         try:
             if self._serve(task):
@@ -311,7 +308,7 @@ class Delivery:
             task.close_shipment()
 
     def _close_sweeps(self) -> None:
-        """The process of a sweep says how it ended as the last thing it does; then its parent run gets its status."""
+        """Give parent runs their status. The process of a sweep records the end of the sweep as its last act: wait for it."""
         deadline = time.monotonic() + SWEEP_SECONDS
         while self._sweeps and not self._trainer.is_dead and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -322,7 +319,7 @@ class Delivery:
 
 
 def _log_failure(directory: Path, work: Callable[[], str | None]) -> None:
-    """Do something that `daypoint sync` does again if it fails now; why it failed stands in the courier.log."""
+    """Do something that `daypoint sync` does again if it fails now; the reason is written to courier.log."""
     try:
         complaint = work()
     except Exception as error:  # whatever MLflow may raise
@@ -338,7 +335,7 @@ def _log(directory: Path, text: str) -> None:
 
 
 def main(trainer_pid: int) -> None:
-    """The process. Ctrl-C in the terminal is for the trainer, not for this process."""
+    """Run the courier in this process. Ctrl-C in the terminal is meant for the trainer, not for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(10)

@@ -6,6 +6,7 @@ alone (see `daypoint.tracking.shipment`). This module knows no MLflow.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,15 @@ def final_note(files: RunFiles, record: Mapping[str, Any], address: str, status:
     attempt = record["attempts"][-1]
     seconds = sum(each.get("seconds") or 0.0 for each in record["attempts"])
     head = [f"**{address}** {status}", f"{seconds:.1f} s"]
-    best, card = _best(files)
-    if best is not None and card is not None and record.get("monitor"):
-        metric = record["monitor"]["metric"]
-        if metric in card["metrics"]:
-            head.append(f"best {metric} {card['metrics'][metric]:.4g} (step {card['step']})")
+    card, metric = _best_card(files), (record.get("monitor") or {}).get("metric")
+    if card is not None and metric in card["metrics"]:
+        head.append(f"best {metric} {card['metrics'][metric]:.4g} (step {card['step']})")
     lines = [" · ".join(head), ""]
     if attempt.get("error"):
         lines += [f"{attempt['error']['type']}: {_cell(attempt['error']['message'])[:300]}", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in _facts(record)), ""]
     commands = [f"daypoint show {address}"]
-    if best is not None:
+    if card is not None:
         commands += [f'daypoint.load("{address}")', f"daypoint package {address}"]
     if attempt.get("overrides") is not None and record.get("choices"):
         script = Path(attempt["argv"][0]).name if attempt["argv"] else "train.py"
@@ -50,12 +49,11 @@ def final_note(files: RunFiles, record: Mapping[str, Any], address: str, status:
     return "\n".join([*lines, *(f"    {command}" for command in commands)])
 
 
-def _best(files: RunFiles) -> tuple[Any, dict[str, Any] | None]:
-    try:
-        path = shelf.best(files) or shelf.latest(files, full=False).path
-        return path, None if path is None else shelf.read_card(path)
-    except (DaypointError, OSError):
-        return None, None  # `daypoint verify` names what is wrong
+def _best_card(files: RunFiles) -> dict[str, Any] | None:
+    with contextlib.suppress(DaypointError, OSError):  # `daypoint verify` names what is wrong
+        if path := shelf.best(files) or shelf.latest(files, full=False).path:
+            return shelf.read_card(path)
+    return None
 
 
 def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

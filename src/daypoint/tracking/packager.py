@@ -63,7 +63,7 @@ class Packager:
         for directory in self._unfinished:
             self._complain(
                 directory,
-                f"the model may not be packaged ({why}); do it with: daypoint package {shlex.quote(str(directory))}",
+                f"the model is perhaps not packaged ({why}); package it with: daypoint package {shlex.quote(str(directory))}",
             )
         self._unfinished.clear()
 

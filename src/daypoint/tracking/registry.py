@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ def model_name(experiment: str) -> str:
 
 
 def register(client: MlflowClient, run: Shipment) -> Registered:
-    """Make sure that MLflow has the packaged model of a run, and the alias of its day if this model should have it.
+    """Make sure that MLflow has the packaged model of a run, with the alias of its day if this model should have it.
 
     Args:
         client: of the store.
@@ -83,19 +84,14 @@ def register(client: MlflowClient, run: Shipment) -> Registered:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     versions = client.search_model_versions(f"run_id = '{run.run_id}'")
-    sent = [each for each in versions if each.name == name and each.tags.get(_SEAL) == facts["card_sha256"]]
-    found = (
-        sent[0]
-        if sent
-        else client.create_model_version(
-            name,
-            # Not models:/ID, which MLflow looks up in whatever store the environment names.
-            source=model.artifact_location,
-            run_id=run.run_id,
-            tags=_tags(facts, run.address),
-            description=_description(facts, run.address, name),
-            model_id=model.model_id,
-        )
+    found = _of_card([each for each in versions if each.name == name], facts) or client.create_model_version(
+        name,
+        # Not models:/ID, which MLflow looks up in whatever store the environment names.
+        source=model.artifact_location,
+        run_id=run.run_id,
+        tags=_tags(facts, run.address),
+        description=_description(facts, run.address, name),
+        model_id=model.model_id,
     )
     version, alias = str(found.version), None
     _link(client, model.model_id, name, version)
@@ -112,16 +108,11 @@ def _logged_model(client: MlflowClient, package: Path, facts: dict[str, Any], ru
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     found = client.search_logged_models([run.experiment_id], f"source_run_id = '{run.run_id}'")
-    sent = [each for each in found if each.tags.get(_SEAL) == facts["card_sha256"]]
-    model = (
-        sent[-1]
-        if sent
-        else client.create_logged_model(
-            run.experiment_id,
-            name=re.sub(r"[/:.%\"']+", "-", model_name(facts["experiment"])),
-            source_run_id=run.run_id,
-            tags=_tags(facts, run.address),
-        )
+    model = _of_card(found, facts) or client.create_logged_model(
+        run.experiment_id,
+        name=re.sub(r"[/:.%\"']+", "-", model_name(facts["experiment"])),
+        source_run_id=run.run_id,
+        tags=_tags(facts, run.address),
     )
     if model.status != LoggedModelStatus.READY:
         with tempfile.TemporaryDirectory(prefix="daypoint-") as scratch:
@@ -132,6 +123,11 @@ def _logged_model(client: MlflowClient, package: Path, facts: dict[str, Any], ru
     if model.model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
         client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=facts["step"])])
     return model
+
+
+def _of_card(found: Iterable[Any], facts: dict[str, Any]) -> Any:
+    """The one that was made of the same checkpoint, or None."""
+    return next((each for each in found if each.tags.get(_SEAL) == facts["card_sha256"]), None)
 
 
 def _copy_for(model_id: str, run_id: str, package: Path, facts: dict[str, Any], target: Path) -> Path:

@@ -49,6 +49,7 @@ class Shipment:
     MLflow, close it and begin a new one, which asks MLflow how far the run really got.
 
     Attributes:
+        uri: the store.
         run_id, experiment_id: the ids in MLflow.
         address: the run in daypoint, such as `20260328/141502-123456`.
         url: the run's page; without a server only its last part.
@@ -62,6 +63,7 @@ class Shipment:
         self, directory: Path, lock: int, client: MlflowClient, uri: str, artifacts: str | None
     ) -> None:
         self.directory = directory
+        self.uri = uri
         self.points = 0
         self._lock = lock
         self._client = client
@@ -71,7 +73,7 @@ class Shipment:
         # Where the sweep is now, not where the record says: a project may have been moved.
         is_job = (self._record.get("sweep") or {}).get("uid") and day.sweep_file(directory.parent).is_file()
         self.sweep = directory.parent if is_job else None
-        run = self._find_or_create(uri, artifacts)
+        run = self._find_or_create(artifacts)
         self.run_id: str = run.info.run_id
         self.experiment_id: str = run.info.experiment_id
         self.url = store.run_url(uri, self.experiment_id, self.run_id)
@@ -128,14 +130,14 @@ class Shipment:
 
     # ------------------------------------------------------------ the run in MLflow
 
-    def _find_or_create(self, uri: str, artifacts: str | None) -> Run:
+    def _find_or_create(self, artifacts: str | None) -> Run:
         from mlflow.entities import ViewType
 
         record, client = self._record, self._client
         uid = record["uid"]
         if not re.fullmatch(r"\w+", uid):
             raise RunError(f"{self._files.run}: expected a uid of hexadecimal digits, found {uid!r}")
-        experiment_id = self._experiment(record["experiment"], uri, artifacts)
+        experiment_id = self._experiment(record["experiment"], artifacts)
         where = f"tags.`daypoint.uid` = '{uid}'"
         found = client.search_runs([experiment_id], where, run_view_type=ViewType.ALL, max_results=10)
         for run in found:
@@ -145,14 +147,14 @@ class Shipment:
             run_id = found[0].info.run_id
             raise DeletedRun(
                 f"run {self.address}: expected a live run in MLflow, found {run_id}, which was deleted there; restore "
-                f"it with `MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow runs restore --run-id {run_id}`"
+                f"it with `MLFLOW_TRACKING_URI={shlex.quote(self.uri)} mlflow runs restore --run-id {run_id}`"
             )
         tags = self._first_tags()
         if self.sweep is not None:
             tags["mlflow.parentRunId"] = parent.find_or_create(client, experiment_id, self.sweep).info.run_id
         return client.create_run(experiment_id, record["started_ms"], tags, record["name"])
 
-    def _experiment(self, name: str, uri: str, artifacts: str | None) -> str:
+    def _experiment(self, name: str, artifacts: str | None) -> str:
         from mlflow.exceptions import MlflowException
 
         experiment = self._client.get_experiment_by_name(name)
@@ -165,8 +167,7 @@ class Shipment:
                 if experiment is None:  # it exists if another process was quicker
                     raise
         number, location = experiment.experiment_id, experiment.artifact_location
-        if text := store.complaint(uri, name, number, experiment.lifecycle_stage, location):
-            raise StoreError(text)
+        store.refuse_unusable(self.uri, name, number, experiment.lifecycle_stage, location)
         return number
 
     def _first_tags(self) -> dict[str, str]:
@@ -229,7 +230,7 @@ class Shipment:
     # ------------------------------------------------------------ sending
 
     def advance(self) -> bool:
-        """Send the next stretch of the journal. False: there was nothing to send.
+        """Send the next part of the journal. False: there was nothing to send.
 
         Raises:
             MlflowException: it did not arrive, or only in part.

@@ -80,13 +80,12 @@ def tracking_uri(uri: str | None, root: Path) -> str:
 def _check_host(uri: str, setting: str) -> None:
     try:
         there = urlsplit(uri)
-        is_whole = bool(there.hostname) and there.port != 0 and uri.isprintable()
-    except ValueError:  # the port is not a number, or too large
-        is_whole = False
-    if not is_whole:
+        if not (there.hostname and there.port != 0 and uri.isprintable()):
+            raise ValueError
+    except ValueError:  # also a port that is not a number, or too large
         raise ConfigError(
             f"{setting}: expected a server's address such as http://host:5000, found {redact_text(uri)!r}"
-        )
+        ) from None
 
 
 def _absolute_sqlite(uri: str, root: Path, setting: str) -> str:
@@ -186,38 +185,40 @@ def check_experiment(uri: str, name: str) -> None:
         raise StoreError(
             f"{path}: expected a SQLite file, found something else ({error}); move it away, or set tracking.uri"
         ) from error
-    for number, stage, location in found:
-        if text := complaint(uri, name, number, stage, location):
-            raise StoreError(text)
+    for row in found:
+        refuse_unusable(uri, name, *row)
 
 
 def _move(path: Path, suffix: str) -> str:
     return f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.{suffix}')}"
 
 
-def complaint(uri: str, name: str, experiment_id: str, stage: str, location: str) -> str | None:
-    """Why an existing experiment cannot take runs; None if it can."""
+def refuse_unusable(uri: str, name: str, experiment_id: str, stage: str, location: str) -> None:
+    """Check that an existing experiment can take runs.
+
+    Raises:
+        StoreError: it cannot.
+    """
     other = "choose another name with tracking.experiment=NAME"
     if stage == "deleted":
-        return (
+        raise StoreError(
             f"experiment {name!r}: expected a live one, found one that was deleted in MLflow; restore it with "
             f"`MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow experiments restore -x {experiment_id}`, or {other}"
         )
     if not _is_database(uri):
-        return None  # a server looks after its artifacts itself
+        return  # a server looks after its artifacts itself
     if location.startswith("mlflow-artifacts:"):
-        return (
+        raise StoreError(
             f"experiment {name!r}: expected artifacts within reach of {uri}, found {location!r}, which only the server "
             f"that made this experiment can write; set tracking.uri to that server, or {other}"
         )
     if location.startswith("/") and not Path(location).parent.parent.exists():
         path = sqlite_path(uri) or Path("STORE")
-        return (
+        raise StoreError(
             f"experiment {name!r}: expected its artifacts under {location}, found no such place (was the project moved?); "
             f"move the store away, `{_move(path, 'moved')}`, and fill a new one from the runs themselves, "
             f"`daypoint sync --all`; or {other}"
         )
-    return None
 
 
 def _query(path: Path, statement: str, *values: str) -> list[tuple[Any, ...]]:
@@ -243,8 +244,8 @@ def _is_half_made(path: Path) -> bool:
 # ---------------------------------------------------------------- opening
 
 
-def prepare(uri: str) -> None:
-    """Make sure that the store has its tables, however many processes do so at the same time.
+def prepare(uri: str) -> MlflowClient:
+    """Make sure that the store has its tables, even if several processes do so at once; a client for it.
 
     The tables of a SQLite store are made in a file of another name, which is then renamed: nobody sees, and no crash
     leaves, a half-made store. Other databases are prepared under a lock of this machine.
@@ -254,7 +255,7 @@ def prepare(uri: str) -> None:
             preparing it for two minutes.
     """
     if not _is_database(uri):
-        return
+        return connect(uri)
     from filelock import FileLock, Timeout
 
     path = sqlite_path(uri)
@@ -271,7 +272,7 @@ def prepare(uri: str) -> None:
                     _create(path)
                 if not os.access(path, os.R_OK | os.W_OK):  # MLflow would try for 102 seconds
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            _first_contact(uri)
+            return _first_contact(uri)
     except Timeout:
         raise StoreError(
             f"{lock}: another process has been preparing the MLflow store for two minutes; "
@@ -284,12 +285,14 @@ def prepare(uri: str) -> None:
         ) from error
 
 
-def _first_contact(uri: str) -> None:
+def _first_contact(uri: str) -> MlflowClient:
     load_mlflow()
     from mlflow.exceptions import MlflowException
 
     try:
-        connect(uri).search_experiments(max_results=1)
+        client = connect(uri)
+        client.search_experiments(max_results=1)
+        return client
     except MlflowException as error:
         if "out-of-date database schema" not in str(error):
             raise

@@ -97,12 +97,12 @@ def _sync_one(
     if uri is not None:
         address, artifacts = uri, store.artifact_root(uri, day.project_root(directory))
     if address is None:
-        return Sent(directory, "off", "made with tracking.enabled=false; give --uri to send it all the same")
+        return Sent(directory, "off", "made with tracking.enabled=false; give --uri to send it anyway")
     if address in down:
         return Sent(directory, "failed", down[address])
     try:
         if address not in clients:
-            clients[address] = open_store(address)
+            clients[address] = store.prepare(address)
         deadline = time.monotonic() + wait_seconds
         while (shipment := Shipment.begin(directory, clients[address], address, artifacts)) is None:
             if journal.is_being_written(RunFiles(directory, "").journal):
@@ -136,12 +136,6 @@ def _send(shipment: Shipment, client: MlflowClient) -> Sent:
         except PackageError as error:
             outcome, text = "failed", f"{text}; its model was not sent: {error}"
     return Sent(shipment.directory, outcome, text, shipment.points, model)
-
-
-def open_store(uri: str) -> MlflowClient:
-    """A client for a store that has its tables."""
-    store.prepare(uri)
-    return store.connect(uri)
 
 
 def store_of(directory: Path, record: dict[str, Any]) -> tuple[str | None, str | None]:

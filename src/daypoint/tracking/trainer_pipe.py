@@ -17,7 +17,7 @@ from typing import Any
 
 
 class LinePipe:
-    """One end of the pipe.
+    """One end of a pipe to another process.
 
     Args:
         reading: descriptor to read from.
@@ -57,13 +57,13 @@ class LinePipe:
         *lines, self._inbox = (self._inbox + received).split(b"\n")
         messages = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # a library may have printed something
+            with contextlib.suppress(ValueError):  # something else may have printed to the pipe
                 messages.append(json.loads(line))
-        return messages
+        return [message for message in messages if isinstance(message, dict)]
 
 
 class TrainerPipe(LinePipe):
-    """The courier's end.
+    """The courier's end of the pipe.
 
     Args:
         pid: the process of the trainer.

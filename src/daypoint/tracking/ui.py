@@ -56,7 +56,7 @@ def serve(uri: str, root: Path, port: int, days: Sequence[str], open_browser: bo
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     if artifacts := store.artifact_root(uri, root):
         command += ["--default-artifact-root", artifacts]
-    print(f"MLflow on {uri}, Ctrl-C ends it", flush=True)
+    print(f"MLflow on {store.without_password(uri)}, Ctrl-C ends it", flush=True)
     server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     said = threading.Thread(target=_pass_on, args=(server.stderr,), daemon=True)
     said.start()

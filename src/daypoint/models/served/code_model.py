@@ -53,7 +53,7 @@ def encode(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> np.
 
 
 class Served(PythonModel):
-    """What MLflow calls."""
+    """The model that MLflow loads and calls."""
 
     def load_context(self, context: Any) -> None:
         paths = {name: Path(path) for name, path in context.artifacts.items()}
