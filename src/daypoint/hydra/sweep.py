@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,12 +148,9 @@ def end(directory: Path) -> None:
         manifest["status"] = "FAILED" if failed or manifest["stopped"] else "FINISHED"
         manifest["ended"] = _now()
 
-    try:
+    with _errors_told():
         manifest = sweep.change(directory, close)
         print_summary(directory, manifest)
-    except (DaypointError, OSError) as error:
-        print(f"error: the end of the sweep cannot be recorded: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
     if manifest["status"] != "FINISHED":
         raise SystemExit(1)
 
@@ -162,22 +159,25 @@ def _left_open(directory: Path, pid: int) -> None:
     """At the end of the process: remove a sweep that has no job, close one that was cut short."""
     if os.getpid() != pid or not day.sweep_file(directory).is_file():
         return
+    with _errors_told():
+        manifest = sweep.read(directory)
+        if not manifest["jobs"]:
+            for path in (day.sweep_file(directory), directory / "multirun.yaml", *directory.glob(".*.lock")):
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                for path in (directory, directory.parent, directory.parent.parent):
+                    path.rmdir()
+        elif manifest["status"] == "RUNNING":
+            print_summary(directory, sweep.change(directory, _kill))
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[None]:
     try:
-        _close_left_open(directory)
+        yield
     except (DaypointError, OSError) as error:
         print(f"error: the end of the sweep cannot be recorded: {error}", file=sys.stderr)
-
-
-def _close_left_open(directory: Path) -> None:
-    manifest = sweep.read(directory)
-    if not manifest["jobs"]:
-        for path in (day.sweep_file(directory), directory / "multirun.yaml", *directory.glob(".*.lock")):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            for path in (directory, directory.parent, directory.parent.parent):
-                path.rmdir()
-    elif manifest["status"] == "RUNNING":
-        print_summary(directory, sweep.change(directory, _kill))
+        raise SystemExit(1) from error
 
 
 def _kill(manifest: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ class RunConsole:
                 stream.reconfigure(errors="replace")
         self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._err = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._warned: set[str | None] = set()
         self.has_bar = False
         """Whether `step` has anything to move."""
         self._progress: Progress | None = None
@@ -141,9 +142,11 @@ class RunConsole:
         # With a bar both streams are one terminal: the line has to go past the bar, so through the bar's own console.
         (self._err if self._progress is not None else self._out).print(line)
 
-    def warn(self, text: str) -> None:
-        """Print a warning, also when quiet."""
-        self._err.print(Text.assemble(("warning: ", "bold yellow"), text))
+    def warn(self, text: str, once: str | None = None) -> None:
+        """Print a warning, also when quiet; of those with the same `once` only the first."""
+        if once is None or once not in self._warned:
+            self._warned.add(once)
+            self._err.print(Text.assemble(("warning: ", "bold yellow"), text))
 
     def say(self, text: str) -> None:
         """Print a plain line."""

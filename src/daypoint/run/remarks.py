@@ -22,17 +22,16 @@ class Remarks:
     def __init__(self, console: RunConsole, on_nonfinite: str) -> None:
         self._console = console
         self._on_nonfinite = on_nonfinite
-        self._said: set[str] = set()
         self._gives_steps = False
 
     def step(self, step: Any, done: int) -> None:
         """A step was given with `step=`. Two batches at one step are one point in a chart, and a resume cannot tell them apart."""
         self._gives_steps = True
-        if "step" not in self._said and type(step) is int and 0 <= step < done:
-            self._said.add("step")
+        if type(step) is int and 0 <= step < done:
             self._console.warn(
                 f"step {step} comes after step {done - 1}: steps are counted over the whole run, not from 0 in each "
-                "epoch; leave step= out, or give the number of the batch in the run (said once)"
+                "epoch; leave step= out, or give the number of the batch in the run (said once)",
+                once="step",
             )
 
     def split(self, first: tuple[str, ...], second: tuple[str, ...]) -> None:
@@ -53,15 +52,12 @@ class Remarks:
             raise RunError(
                 f"{name}: {value} at step {step}, and tracking.on_nonfinite is stop; the value is recorded"
             )
-        if self._on_nonfinite == "warn" and f"metric {name}" not in self._said:
-            self._said.add(f"metric {name}")
-            self._console.warn(
-                f"{name} is {value} at step {step}; recorded as it is (said once for each metric)"
-            )
+        if self._on_nonfinite == "warn":
+            what = f"{name} is {value} at step {step}; recorded as it is (said once for each metric)"
+            self._console.warn(what, once=f"metric {name}")
 
     def errors(self, texts: Iterable[str]) -> None:
         """What went wrong on the way to MLflow."""
         for text in texts:
-            if text not in self._said:
-                self._said.add(text)
-                self._console.warn(f"MLflow: {text}; training goes on, everything is in the journal")
+            what = f"MLflow: {text}; training goes on, everything is in the journal"
+            self._console.warn(what, once=what)

@@ -157,8 +157,8 @@ class Run:
 
         When it returns, the values survive the death of the process; others can read them within 256 calls or half a second
         (`daypoint.record.spool`). A tensor on an accelerator is the exception: it is not waited for but copied on its device,
-        and recorded within 64 steps, and before an epoch, a checkpoint or the run ends (`daypoint.run.recorder`).
-        Until then SIGKILL would lose it.
+        and recorded within 64 steps, and always before a checkpoint and before an epoch or the run ends
+        (`daypoint.run.recorder`). Until then SIGKILL would lose it.
 
         Args:
             metrics: scalars by name: Python or numpy numbers, or 0-dim tensors on any device.
@@ -191,7 +191,8 @@ class Run:
         self._recorder.log(metrics, step, batch_size)
         if self._console.has_bar:
             self._console.step(self._recorder)
-        self._stop_if_asked()
+        if self._stopping is not None:  # asked here too: `log` is called too often for one more call
+            self._stop_if_asked()
 
     def _end_after(self, batches: int) -> None:
         """End the run as FINISHED after so many batches, for `daypoint reproduce`; other runs keep the plain `log`.

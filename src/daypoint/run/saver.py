@@ -55,7 +55,6 @@ class Saver:
         self._spare: Spare | None = None
         self._idle = threading.Event()
         self._idle.set()
-        self._has_warned = False
 
     def save(
         self,
@@ -155,10 +154,9 @@ class Saver:
         recorder, monitor = self._recorder, self._record["monitor"]
         metric = monitor["metric"] if monitor else None
         metrics = recorder.checkpoint_metrics(metric)
-        if metric is not None and metric not in recorder.latest and not (self._has_warned or is_stopping):
-            self._has_warned = True
-            there = ", ".join(recorder.latest) or "none"
-            self._console.warn(f"monitor {metric!r}: no metric of that name was logged; there are {there}")
+        if metric is not None and metric not in recorder.latest and not is_stopping:
+            what = f"monitor {metric!r}: no metric of that name was logged; there are "
+            self._console.warn(what + (", ".join(recorder.latest) or "none"), once="monitor")
         return metrics
 
     def _write(self, taken: Snapshot, card: dict[str, Any]) -> None:
