@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daypoint.base import day
+from daypoint.cli import options
 from daypoint.cli.options import Outputs, Where, warn, writing
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plot(
-    addresses: Annotated[list[str], typer.Argument(help="Days, sweeps or runs; all in one picture.")],
+    addresses: Annotated[list[str], options.address("Days, sweeps or runs; all in one picture.")],
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,9 +41,7 @@ def plot(
         ),
     ] = None,
     where: Where = None,
-    limit: Annotated[
-        int | None, typer.Option("-n", min=0, help="How many of the newest runs; at most 14.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option("-n", min=0, help="How many runs; at most 14.")] = None,
     values: Annotated[
         bool, typer.Option("--values", help="For one sweep: draw each job's objective over the values tried.")
     ] = False,
