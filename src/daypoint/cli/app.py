@@ -14,7 +14,6 @@ import typer
 
 from daypoint.base import day
 from daypoint.cli import drawing, options, reading
-from daypoint.cli.options import Outputs, counted, warn
 
 if TYPE_CHECKING:
     from daypoint.models.publish import Published
@@ -75,7 +74,9 @@ for command in (reading.ls, reading.show, reading.compare, reading.trend):
 
 
 @app.command()
-def verify(address: Annotated[str, options.address("Days or runs.")], outputs: Outputs = None) -> None:
+def verify(
+    address: Annotated[str, options.address("Days or runs.")], outputs: options.Outputs = None
+) -> None:
     """Check that the files of runs are intact and agree with one another. Exit code 1 if anything is wrong.
 
     \b
@@ -92,8 +93,8 @@ def verify(address: Annotated[str, options.address("Days or runs.")], outputs: O
     for run in catalog.each(found, where, unreadable):
         problems = verify_run(run)
         wrong += len(problems)
-        found_wrong = counted(len(problems), "problem") if problems else "ok"
-        print(f"{run.address}  {found_wrong}  ({counted(len(run.checkpoints), 'checkpoint')})")
+        found_wrong = options.counted(len(problems), "problem") if problems else "ok"
+        print(f"{run.address}  {found_wrong}  ({options.counted(len(run.checkpoints), 'checkpoint')})")
         for problem in problems:
             print(f"  {problem}")
     for complaint in unreadable:
@@ -117,7 +118,7 @@ def reproduce(
     script: Annotated[Path | None, typer.Option(help="The script, if not the one that made the run.")] = None,
     experiment: Experiment = None,
     as_json: options.AsJson = False,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Train a recorded run again, with its recorded config, as a new run, and compare every value of every batch.
 
@@ -146,7 +147,7 @@ def reproduce(
         else:
             found = scripts.find(original, where, script)
             caution = again.warnings(original, found, where)
-            warn(caution)
+            options.warn(caution)
             cfg = frozen.freeze(original, planned.config, found, where, overrides or ())
             print(f"reproducing {original.address} with {found}", file=told, flush=True)
             made = again.run_again(
@@ -185,7 +186,7 @@ def sync(
         typer.Option("--rebuild", help="Set the project's SQLite store aside and rebuild it from all runs."),
     ] = False,
     uri: Store = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Send to MLflow what is not there yet. It can be repeated any number of times.
 
@@ -230,7 +231,7 @@ def package(
     ] = None,
     experiment: Experiment = None,
     uri: Store = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Package the best checkpoint as an MLflow model. The best one of a day is registered as models:/EXPERIMENT@DAY.
     For a day with several experiments that is one model each; the exit code is 0 if at least one was packaged.
@@ -243,7 +244,7 @@ def package(
     where = day.outputs_directory(outputs)
     _find_modules_of(where)
     found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
-    warn(f"not packaged: {complaint}" for complaint in found.complaints)
+    options.warn(f"not packaged: {complaint}" for complaint in found.complaints)
     _show(found.published)
 
 
@@ -252,7 +253,7 @@ def promote(
     address: Annotated[str, typer.Argument(help="A run, or the path of a checkpoint.")],
     experiment: Experiment = None,
     uri: Store = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Make a run's best checkpoint the model of its day, whatever the other runs measured.
 
