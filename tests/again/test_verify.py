@@ -8,7 +8,7 @@ import torch
 from repositories import git
 
 import daypoint
-from daypoint.again.verify import verified_bytes, verify_run
+from daypoint.again.verify import verify_run
 from daypoint.base import day, files
 from daypoint.cli import app as cli
 from daypoint.record import catalog
@@ -44,14 +44,11 @@ def test_a_whole_run_has_no_problems(run):
 
 
 def test_a_checkpoint_that_is_thinned_out_meanwhile_is_no_problem(run):
-    before = verified_bytes(run)
     gone = run.checkpoints[0]  # the list was read; then the trainer removes one of them
-    size = sum(path.stat().st_size for path in gone.iterdir())
     shutil.rmtree(gone)
     pointed = {run.pointer("last"), run.pointer("best")}
     assert gone.name not in pointed
     assert verify_run(run) == []
-    assert verified_bytes(run) == before - size
 
 
 @pytest.mark.parametrize(

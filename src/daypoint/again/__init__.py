@@ -1,4 +1,4 @@
-"""Checking and repeating a run: `daypoint verify` checks its files, `daypoint reproduce` trains it again and compares.
+"""Checks a run afterwards: `daypoint verify` checks its files, `daypoint reproduce` trains it again and compares every value.
 
-It knows no trackers and no pictures: what it compares are run directories and journals. Start with `verify`, then `reproduce`.
+It compares run directories and journals, and knows no tracking server and no pictures. Start with `verify`, then `reproduce`.
 """

@@ -63,7 +63,7 @@ class Script:
 
 
 def find(run: StoredRun, outputs: Path, given: Path | None = None) -> Script:
-    """The script that made a run, in the project that you stand in, or else in that of the outputs.
+    """The script that made a run, in the project around the working directory, or else in that of the outputs.
 
     It lies there where it lay in its own project, which may have been moved since.
 

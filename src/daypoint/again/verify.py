@@ -101,13 +101,3 @@ def _diffs(run: StoredRun) -> Iterator[str]:
                 f"{path}: the content has changed since it was written "
                 f"(SHA-256 {found[:12]}…, run.json says {expected[:12]}…)"
             )
-
-
-def verified_bytes(run: StoredRun) -> int:
-    """How much there is to verify, for the report."""
-    size = 0
-    places = [(run.directory, "*"), *((path, "*") for path in run.checkpoints), (run.files.package, "**/*")]
-    for directory, pattern in places:
-        with contextlib.suppress(FileNotFoundError):  # thinned out meanwhile
-            size += sum(path.stat().st_size for path in directory.glob(pattern) if path.is_file())
-    return size

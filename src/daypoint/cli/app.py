@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daypoint.base import day
-from daypoint.cli import drawing, reading
-from daypoint.cli.options import Outputs, counted, warn
+from daypoint.cli import drawing, options, reading
 
 if TYPE_CHECKING:
     from daypoint.models.publish import Published
@@ -76,14 +75,14 @@ for command in (reading.ls, reading.show, reading.compare, reading.trend):
 
 @app.command()
 def verify(
-    address: Annotated[str, typer.Argument(help="A run, or a day or sweep of runs.")], outputs: Outputs = None
+    address: Annotated[str, options.address("Days or runs.")], outputs: options.Outputs = None
 ) -> None:
     """Check that the files of runs are intact and agree with one another. Exit code 1 if anything is wrong.
 
     \b
     Example: daypoint verify 20260328
     """
-    from daypoint.again.verify import verified_bytes, verify_run
+    from daypoint.again.verify import verify_run
     from daypoint.record import catalog
 
     where, unreadable = day.outputs_directory(outputs), []
@@ -94,8 +93,8 @@ def verify(
     for run in catalog.each(found, where, unreadable):
         problems = verify_run(run)
         wrong += len(problems)
-        size = f"{counted(len(run.checkpoints), 'checkpoint')}, {verified_bytes(run) / 1e6:.1f} MB"
-        print(f"{run.address}  {counted(len(problems), 'problem') if problems else 'ok'}  ({size})")
+        found_wrong = options.counted(len(problems), "problem") if problems else "ok"
+        print(f"{run.address}  {found_wrong}  ({options.counted(len(run.checkpoints), 'checkpoint')})")
         for problem in problems:
             print(f"  {problem}")
     for complaint in unreadable:
@@ -109,36 +108,25 @@ Experiment = Annotated[str | None, typer.Option(help="The experiment, for a day 
 
 @app.command()
 def reproduce(
-    address: Annotated[str, typer.Argument(help="A run; for a day or a sweep, its best run.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Changes to the recorded config, such as trainer.device=cpu."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Train and compare only this many batches.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(help="A metric not to compare, such as one that measures time; repeatable."),
-    ] = None,
+    address: Annotated[str, options.address("A run; for a day or a sweep, the run of its model.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the recorded config.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train and compare only so many batches.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="A metric not to compare; repeatable.")] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Train nothing: compare with this run.")
+        str | None, typer.Option(metavar="ADDRESS", help="Only compare with this run.")
     ] = None,
-    script: Annotated[
-        Path | None, typer.Option(help="The script to run; by default the one that made the run.")
-    ] = None,
+    script: Annotated[Path | None, typer.Option(help="The script, if not the one that made the run.")] = None,
     experiment: Experiment = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The result as JSON on stdout, everything else on stderr.")
-    ] = False,
-    outputs: Outputs = None,
+    as_json: options.AsJson = False,
+    outputs: options.Outputs = None,
 ) -> None:
     """Train a recorded run again, with its recorded config, as a new run, and compare every value of every batch.
 
-    Exit code: 0 identical, 1 different, 2 it could not be run.
+    Exit code: 0 identical, 1 different, 2 it could not be run. With --json only the result is on stdout.
 
     \b
     Example: daypoint reproduce 20260328/1415 --steps 100
+    Example: daypoint reproduce 20260328/1415 trainer.device=cpu --ignore seconds
     """
     from daypoint.again import equality, frozen
     from daypoint.again import reproduce as again
@@ -159,7 +147,7 @@ def reproduce(
         else:
             found = scripts.find(original, where, script)
             caution = again.warnings(original, found, where)
-            warn(caution)
+            options.warn(caution)
             cfg = frozen.freeze(original, planned.config, found, where, overrides or ())
             print(f"reproducing {original.address} with {found}", file=told, flush=True)
             made = again.run_again(
@@ -198,7 +186,7 @@ def sync(
         typer.Option("--rebuild", help="Set the project's SQLite store aside and rebuild it from all runs."),
     ] = False,
     uri: Store = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Send to MLflow what is not there yet. It can be repeated any number of times.
 
@@ -243,7 +231,7 @@ def package(
     ] = None,
     experiment: Experiment = None,
     uri: Store = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Package the best checkpoint as an MLflow model. The best one of a day is registered as models:/EXPERIMENT@DAY.
     For a day with several experiments that is one model each; the exit code is 0 if at least one was packaged.
@@ -256,7 +244,7 @@ def package(
     where = day.outputs_directory(outputs)
     _find_modules_of(where)
     found = publish(address, where, experiment=experiment, uri=_absolute_store(uri), example=example)
-    warn(f"not packaged: {complaint}" for complaint in found.complaints)
+    options.warn(f"not packaged: {complaint}" for complaint in found.complaints)
     _show(found.published)
 
 
@@ -265,7 +253,7 @@ def promote(
     address: Annotated[str, typer.Argument(help="A run, or the path of a checkpoint.")],
     experiment: Experiment = None,
     uri: Store = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Make a run's best checkpoint the model of its day, whatever the other runs measured.
 

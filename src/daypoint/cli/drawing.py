@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daypoint.base import day
-from daypoint.cli.options import Outputs, Where, warn, writing
+from daypoint.cli import options
 
 if TYPE_CHECKING:
     from daypoint.record.catalog import StoredRun
 
 
 def plot(
-    addresses: Annotated[list[str], typer.Argument(help="Days, sweeps or runs; all in one picture.")],
+    addresses: Annotated[list[str], options.address("Days, sweeps or runs; all in one picture.")],
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,15 +39,13 @@ def plot(
             help="Also draw an exponential moving average, with this weight of the past, such as 0.9.",
         ),
     ] = None,
-    where: Where = None,
-    limit: Annotated[
-        int | None, typer.Option("-n", min=0, help="How many of the newest runs; at most 14.")
-    ] = None,
+    where: options.Where = None,
+    limit: Annotated[int | None, typer.Option("-n", min=0, help="How many runs; at most 14.")] = None,
     values: Annotated[
         bool, typer.Option("--values", help="For one sweep: draw each job's objective over the values tried.")
     ] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the file afterwards.")] = False,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Draw learning curves: every batch, and the mean, minimum and maximum of each epoch. Prints the name of the file. Of
     more than 14 runs, the newest are drawn.
@@ -57,9 +55,7 @@ def plot(
     """
     there = day.outputs_directory(outputs)
     if smooth is not None and not 0 <= smooth < 1:
-        raise typer.BadParameter(
-            f"--smooth: expected a weight from 0 to below 1, such as 0.9, found {smooth:g}"
-        )
+        raise typer.BadParameter(f"--smooth: expected at least 0 and below 1, such as 0.9, found {smooth:g}")
     if output is not None and output.suffix.lower() not in (".png", ".svg", ".pdf", ".html"):
         raise typer.BadParameter(f"-o {output}: expected a file that ends in .png, .svg, .pdf or .html")
     if output is not None and not output.absolute().parent.is_dir():
@@ -83,7 +79,7 @@ def _chosen(addresses: list[str], outputs: Path, where: str | None, limit: int |
 
     most = min(limit or curves_figure.MOST_RUNS, curves_figure.MOST_RUNS)
     found = selection.newest(addresses, outputs, most, where=where)
-    warn(found.complaints)
+    options.warn(found.complaints)
     if not found.runs:
         raise AddressError(f"{' '.join(addresses)}: found no run{f' with {where}' if where else ''} to draw")
     if found.remark:
@@ -104,12 +100,11 @@ def _plot_curves(
         curves.check_metrics(metrics, runs)
     else:
         metrics = list(dict.fromkeys(name for run in runs for name in run.curves)) or ["loss"]
-    for run in runs:
-        if missing := [name for name in metrics if name not in run.curves]:
-            print(f"warning: {run.address} has no {', '.join(missing)}", file=sys.stderr)
+    missing = {run.address: [name for name in metrics if name not in run.curves] for run in runs}
+    options.warn(f"{address} has no {', '.join(names)}" for address, names in missing.items() if names)
     path = output or Path(day.picture_name("curves", [run.address for run in runs]))
     draw = curves_page.write_page if path.suffix.lower() == ".html" else curves_figure.draw_curves
-    with writing(path):
+    with options.writing(path):
         draw(runs, metrics, path, log=log, smoothing=smooth)
     return path
 
@@ -122,6 +117,6 @@ def _plot_sweep(addresses: list[str], output: Path | None, outputs: Path) -> Pat
         raise typer.BadParameter(f"--values: expected one sweep, found {len(addresses)} addresses")
     directory = sweep.find(addresses[0], outputs)
     path = output or Path(day.picture_name("sweep", [day.address_in_day(directory, directory.parent.name)]))
-    with writing(path):
+    with options.writing(path):
         sweep_plot.draw_sweep(sweep.read(directory), path)
     return path

@@ -18,6 +18,29 @@ from daypoint.base import day
 if TYPE_CHECKING:
     from daypoint.base.tables import Table
 
+
+def complete_address(incomplete: str) -> list[str]:
+    """What the shell may put in for the beginning of an ADDRESS: days, then the runs of a day."""
+    from daypoint.base.errors import AddressError
+
+    there = day.outputs_directory()
+    tag, slash, _ = incomplete.partition("/")
+    if not slash:
+        days = (*sorted(path.name for path in there.glob("[0-9]" * 8)), "today", "yesterday", "last")
+        return [name for name in days if name.startswith(incomplete)]
+    try:
+        runs = day.run_directories(there, base := day.parse_day(tag))
+    except AddressError:
+        return []
+    addresses = [f"{tag}/{run.relative_to(there / base).as_posix()}" for run in runs]
+    return [address for address in addresses if address.startswith(incomplete)]
+
+
+def address(text: str) -> Any:
+    """An ADDRESS argument that the shell can complete."""
+    return typer.Argument(help=text, autocompletion=complete_address)
+
+
 Outputs = Annotated[
     Path | None,
     typer.Option(
@@ -48,23 +71,6 @@ Where = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="As CSV, with every digit.")]
-
-
-def complete_address(incomplete: str) -> list[str]:
-    """What the shell may put in for the beginning of an ADDRESS: days, then the runs of a day."""
-    from daypoint.base.errors import AddressError
-
-    there = day.outputs_directory()
-    tag, slash, _ = incomplete.partition("/")
-    if not slash:
-        days = (*sorted(path.name for path in there.glob("[0-9]" * 8)), "today", "yesterday", "last")
-        return [name for name in days if name.startswith(incomplete)]
-    try:
-        runs = day.run_directories(there, base := day.parse_day(tag))
-    except AddressError:
-        return []
-    addresses = [f"{tag}/{run.relative_to(there / base).as_posix()}" for run in runs]
-    return [address for address in addresses if address.startswith(incomplete)]
 
 
 def print_table(table: Table, as_csv: bool) -> None:

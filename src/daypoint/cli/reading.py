@@ -12,48 +12,27 @@ from typing import Annotated
 import typer
 
 from daypoint.base import day
-from daypoint.cli.options import (
-    AsCsv,
-    AsJson,
-    Outputs,
-    Where,
-    complete_address,
-    counted,
-    one_form,
-    print_json,
-    print_table,
-    warn,
-    writing,
-)
+from daypoint.cli import options
 
 
 def ls(
-    address: Annotated[
-        str | None,
-        typer.Argument(
-            help="A day, a range of days or a sweep; by default every day.", autocompletion=complete_address
-        ),
-    ] = None,
-    where: Where = None,
+    address: Annotated[str | None, options.address("A day, range or sweep; by default every day.")] = None,
+    where: options.Where = None,
     sort: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help="Sort by this, smallest first; with a minus (--sort=-best) largest first."
         ),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("-n", min=0, help="How many: the newest, or the first in sort order; 0 for all."),
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="These columns instead of the usual ones.")
-    ] = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
-    outputs: Outputs = None,
+    limit: Annotated[int | None, typer.Option("-n", min=0, help="How many runs; 0 for all.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help="Only these columns.")] = None,
+    as_json: options.AsJson = False,
+    as_csv: options.AsCsv = False,
+    outputs: options.Outputs = None,
 ) -> None:
     """List runs, the newest last, with the hyperparameters that vary, the best value and the last metrics. Without -n
-    these are 50 runs, with --csv or --json all. A terminal gets the columns that fit its width.
+    these are the newest 50 runs (with --sort the first 50), with --csv or --json all. A terminal gets the columns that fit
+    its width.
 
     A query asks for hyperparameters (optimizer.lr, or its last word if nothing else is called that), metrics (val/accuracy is the last value; best(…),
     min(…), max(…), first(…)) and facts (status, day, model, steps, seconds, host, git.commit, tags.team, …) with = != < <= > >=
@@ -67,29 +46,29 @@ def ls(
     from daypoint.base import tables
     from daypoint.reading import listing
 
-    one_form(json=as_json, csv=as_csv)
+    options.one_form(json=as_json, csv=as_csv)
     there = day.outputs_directory(outputs)
     count = limit if limit is not None else 0 if as_json or as_csv else 50
     if as_json:
         if columns:
             raise typer.BadParameter("--json has everything; leave --columns out")
         complaints: list[str] = []
-        print_json(listing.objects(there, address, complaints, where=where, sort=sort, limit=count))
-        warn(complaints)
+        options.print_json(listing.objects(there, address, complaints, where=where, sort=sort, limit=count))
+        options.warn(complaints)
         return
     names = [name.strip() for name in columns.split(",") if name.strip()] if columns else None
     width = None if as_csv else tables.terminal_width(sys.stdout)
     found = listing.listing(there, address, where=where, sort=sort, limit=count, columns=names, width=width)
-    warn(found.complaints)
+    options.warn(found.complaints)
     if not found.table.rows and not as_csv:
         what = (f" on {address}" if address else "") + (f" with {where}" if where else "")
         print(f"no runs{what} in {there}" + ("" if where else "; python train.py makes one"))
         return
-    print_table(found.table, as_csv)
+    options.print_table(found.table, as_csv)
     if found.left_out and not as_csv:
         kind = "more" if sort else "older"
         looked = " or not looked at" if where and not sort else ""
-        print(f"{counted(found.left_out, f'{kind} run')} not shown{looked}; -n 0 shows all")
+        print(f"{options.counted(found.left_out, f'{kind} run')} not shown{looked}; -n 0 shows all")
     if address is not None and "sweep-" in address and not where and not as_csv:
         for line in listing.without_run(there, address):
             print(f"without a run: {tables.clean(line)}")
@@ -109,12 +88,10 @@ def _vary_too(params: list[str], width: int | None) -> str:
 
 
 def show(
-    address: Annotated[str, typer.Argument(help="Which run.", autocompletion=complete_address)],
-    once: Annotated[
-        bool, typer.Option("--once", help="Print a live run once, instead of every second.")
-    ] = False,
-    as_json: AsJson = False,
-    outputs: Outputs = None,
+    address: Annotated[str, options.address("Which run.")],
+    once: Annotated[bool, typer.Option("--once", help="Print a live run only once.")] = False,
+    as_json: options.AsJson = False,
+    outputs: options.Outputs = None,
 ) -> None:
     """Show one run: where it came from, its best checkpoint, epochs, checkpoints, files and hyperparameters. A live run
     is shown anew every second, until it ends or you press Ctrl-C.
@@ -141,14 +118,12 @@ def show(
 
 
 def compare(
-    addresses: Annotated[
-        list[str], typer.Argument(help="Runs, days or sweeps.", autocompletion=complete_address)
-    ],
-    where: Where = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
+    addresses: Annotated[list[str], options.address("Runs, days or sweeps.")],
+    where: options.Where = None,
+    as_json: options.AsJson = False,
+    as_csv: options.AsCsv = False,
     html: Annotated[Path | None, typer.Option(help="Write one HTML file that works on its own.")] = None,
-    outputs: Outputs = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Compare runs side by side: what differs in config, code, versions and data, and what they measured. Of more than 12
     runs, the newest are compared.
@@ -160,17 +135,17 @@ def compare(
     from daypoint.base import tables
     from daypoint.reading import compare
 
-    one_form(json=as_json, csv=as_csv, html=html is not None)
+    options.one_form(json=as_json, csv=as_csv, html=html is not None)
     found = compare.compare(day.outputs_directory(outputs), addresses, where=where)
-    warn(found.complaints)
+    options.warn(found.complaints)
     if found.remark:
         print(found.remark, file=sys.stderr)
     if as_json:
         sys.stdout.write(tables.as_json_object(found.to_dict()))
     elif as_csv:
-        print_table(found.table(), as_csv=True)
+        options.print_table(found.table(), as_csv=True)
     elif html is not None:
-        with writing(html):
+        with options.writing(html):
             html.write_text(
                 tables.as_html(f"daypoint compare {' '.join(addresses)}", found.tables()), "utf-8"
             )
@@ -184,22 +159,16 @@ def compare(
 
 
 def trend(
-    metric: Annotated[
-        str, typer.Argument(help="A metric, such as val/accuracy, for its best epoch; or last(…), min(…).")
-    ],
-    address: Annotated[
-        str | None, typer.Argument(metavar="[RANGE]", help="A range of days; by default every day.")
-    ] = None,
-    where: Where = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
-    picture: Annotated[
-        Path | None, typer.Option("-o", metavar="FILE", help="Also draw it, as a .png, .svg or .pdf file.")
-    ] = None,
-    outputs: Outputs = None,
+    metric: Annotated[str, typer.Argument(help="A metric, for its best epoch; or last(…), min(…) of one.")],
+    address: Annotated[str | None, options.address("A range of days; by default every day.")] = None,
+    where: options.Where = None,
+    as_json: options.AsJson = False,
+    as_csv: options.AsCsv = False,
+    picture: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Also draw it.")] = None,
+    outputs: options.Outputs = None,
 ) -> None:
     """Show a metric over days: for each day, how many runs measured it, their spread, and the best one. Runs that
-    `daypoint reproduce` made are left out.
+    `daypoint reproduce` made are left out. With -o it is also drawn, as a .png, .svg or .pdf file.
 
     \b
     Example: daypoint trend val/accuracy 'last 30 days'
@@ -207,21 +176,21 @@ def trend(
     """
     from daypoint.reading.trend import trend
 
-    one_form(json=as_json, csv=as_csv)
+    options.one_form(json=as_json, csv=as_csv)
     found = trend(day.outputs_directory(outputs), metric, address, where=where)
-    warn(found.complaints)
+    options.warn(found.complaints)
     if as_json:
         table = found.table()
-        print_json(dict(zip(table.columns, row, strict=True)) for row in table.rows)
+        options.print_json(dict(zip(table.columns, row, strict=True)) for row in table.rows)
     elif as_csv or found.days:
         if not as_csv:
             print(f"{found.metric}, {found.mode} is best")
-        print_table(found.table(), as_csv)
+        options.print_table(found.table(), as_csv)
     else:
         print(f"no run{f' on {address}' if address else ''} measured {metric}")
     if picture is not None and found.days:
         from daypoint.plots.trend import draw_trend
 
-        with writing(picture):
+        with options.writing(picture):
             draw_trend(found.days, found.metric, picture)
         print(picture, file=sys.stderr)

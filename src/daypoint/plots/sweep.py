@@ -37,8 +37,7 @@ class _Job:
     number: int
     values: dict[str, str]
     """Of each key that was swept, as the command line has them."""
-    worth: float
-    """The objective."""
+    objective: float
 
 
 @dataclass
@@ -93,12 +92,12 @@ def _jobs(manifest: Mapping[str, Any]) -> tuple[list[_Job], Counter[str]]:
     """The jobs with a finite value, and how many others there are of each kind."""
     jobs, without = [], Counter()
     for number, job in sweep.jobs_of(manifest):
-        worth = job.get("value")
-        if job["status"] in sweep.DONE and isinstance(worth, int | float) and math.isfinite(worth):
+        value = job.get("value")
+        if job["status"] in sweep.DONE and isinstance(value, int | float) and math.isfinite(value):
             values = keys.given(sweep.varying(job["overrides"], manifest))
-            jobs.append(_Job(number, {"job": str(number), **values}, float(worth)))
+            jobs.append(_Job(number, {"job": str(number), **values}, float(value)))
         else:
-            is_measured = job["status"] in sweep.DONE and worth is not None
+            is_measured = job["status"] in sweep.DONE and value is not None
             without["not finite" if is_measured else job["status"]] += 1
     return jobs, without
 
@@ -149,7 +148,7 @@ def _draw_panel(
         if places:
             entries.setdefault(label, axes.plot(*zip(*places, strict=True), marker, **look)[0])
 
-    places = {job.number: (axis.places[job.values[key]], job.worth) for job in jobs}
+    places = {job.number: (axis.places[job.values[key]], job.objective) for job in jobs}
     several = [place for place, count in Counter(places.values()).items() if count > 1]
     first = [number for number in places if number in best]
     draw(list(places.values()), "one job", "o", color=PALETTE[0], alpha=0.55, zorder=2.0)
@@ -164,8 +163,8 @@ def _draw_panel(
 
 
 def _mean_and_deviation(jobs: list[_Job]) -> tuple[float, float]:
-    worths = [job.worth for job in jobs]
-    return statistics.fmean(worths), statistics.stdev(worths)
+    objectives = [job.objective for job in jobs]
+    return statistics.fmean(objectives), statistics.stdev(objectives)
 
 
 def _axis(key: str, texts: list[str]) -> _Axis:

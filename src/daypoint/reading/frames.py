@@ -42,7 +42,7 @@ def runs(
         since: the first day (`20260301`, `yesterday`, a date), or an address or range (`20260328/sweep-1502`, `last 7 days`).
         until: the last day, included.
         where: a query, such as `optimizer.lr >= 0.01 and status = finished`; see `daypoint.reading.query`.
-        outputs: the outputs directory; by default $DAYPOINT_OUTPUTS, else that of the project you stand in.
+        outputs: the outputs directory; by default $DAYPOINT_OUTPUTS, else that of the project around the working directory.
 
     Returns:
         Facts by their names, `started` in UTC; then `tags.…`, `config.…` for every hyperparameter, and for every metric its

@@ -76,7 +76,7 @@ def read_columns(
 
 
 def _read(file: Path, kind: str, separator: str | None, missing: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The table, and the names of its columns as they stand in the file: of two equal ones pandas renames one."""
+    """The table, and the names of its columns as the file has them: of two equal names pandas changes one."""
     import pandas as pd
 
     if separator == "\\t":  # as a shell and Hydra hand it on
@@ -128,22 +128,23 @@ def _column(name: str, column: pd.Series) -> Column:
 
     kinds = pd.api.types
     missing = column.isna()
-    if isinstance(column.dtype, pd.CategoricalDtype) or kinds.is_bool_dtype(column):
-        return _text(column, missing)
-    if kinds.is_object_dtype(column):
-        present = column[~missing].tolist()
-        if all(isinstance(value, str | bool | datetime.time) for value in present):
-            return _text(column, missing)
-        if all(isinstance(value, datetime.date) for value in present):
-            column = pd.to_datetime(column)
-        elif all(isinstance(value, Number | Decimal) for value in present):
-            return column.map(float, na_action="ignore").to_numpy(np.float64, na_value=np.nan)
+    is_object = kinds.is_object_dtype(column)
+
+    def has_only(*types: type) -> bool:
+        return is_object and all(isinstance(value, types) for value in column[~missing])
+
+    is_class = kinds.is_bool_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
+    is_string = not is_object and kinds.is_string_dtype(column)
+    if is_class or is_string or has_only(str, bool, datetime.time):
+        return [None if gone else str(value) for gone, value in zip(missing, column, strict=True)]
+    if has_only(datetime.date):
+        column = pd.to_datetime(column)
+    elif has_only(Number, Decimal):
+        column = pd.to_numeric(column.map(float, na_action="ignore"))
     if kinds.is_datetime64_any_dtype(column):
         column = column - pd.Timestamp(0, tz=column.dt.tz)
     if kinds.is_timedelta64_dtype(column):
-        return (column / pd.Timedelta(seconds=1)).to_numpy(np.float64, na_value=np.nan)
-    if kinds.is_string_dtype(column) and not kinds.is_object_dtype(column):
-        return _text(column, missing)
+        column = column / pd.Timedelta(seconds=1)
     if kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column):
         is_exact = kinds.is_integer_dtype(column) and not missing.any() and column.max() < 2**63
         return column.to_numpy(np.int64) if is_exact else column.to_numpy(np.float64, na_value=np.nan)
@@ -152,10 +153,6 @@ def _column(name: str, column: pd.Series) -> Column:
         f"data: column {name!r}: expected numbers or text, found {', '.join(found)}; "
         f"leave it out: {typed('data.exclude', [name])}"
     )
-
-
-def _text(column: pd.Series, missing: pd.Series) -> list[str | None]:
-    return [None if gone else str(value) for gone, value in zip(missing, column, strict=True)]
 
 
 def typed(key: str, value: str | list[str]) -> str:

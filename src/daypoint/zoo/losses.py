@@ -2,7 +2,7 @@
 
 A regression's answer and target both have shape [batch, outputs]; a classification has scores [batch,
 classes] and class numbers int64 [batch]. A loss for the wrong task is refused when it is made, before
-training. Any other `_target_`, such as `torch.nn.PoissonNLLLoss`, may stand in conf/loss too; torch then says
+training. Any other `_target_`, such as `torch.nn.PoissonNLLLoss`, can be used in conf/loss too; torch then says
 what does not fit.
 """
 

@@ -22,7 +22,7 @@ class Linear(nn.Module):
 
     def __init__(self, input_shape: list[int], outputs: int) -> None:
         super().__init__()
-        shape, outputs = _sizes(input_shape, outputs)
+        shape = _checked(input_shape, outputs)
         self.head = nn.Linear(math.prod(shape), outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,10 +41,8 @@ class MLP(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        shape, outputs = _sizes(input_shape, outputs)
-        _at_least(1, width=width)
+        shape = _checked(input_shape, outputs, dropout, width=width)
         _at_least(0, depth=depth)
-        _check_dropout(dropout)
         sizes = [math.prod(shape), *[width] * depth]
         self.body = nn.Sequential()
         for inputs, size in pairwise(sizes):
@@ -73,9 +71,9 @@ class CNN(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        shape, outputs = _sizes(input_shape, outputs)
-        _at_least(1, channels=channels, depth=depth, kernel_size=kernel_size)
-        _check_dropout(dropout)
+        shape = _checked(
+            input_shape, outputs, dropout, channels=channels, depth=depth, kernel_size=kernel_size
+        )
         if kernel_size % 2 == 0:
             raise ConfigError(f"model.kernel_size: expected an odd number, found {kernel_size}")
         self.is_flat = len(shape) == 1
@@ -119,9 +117,7 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        shape, outputs = _sizes(input_shape, outputs)
-        _at_least(1, dim=dim, heads=heads, depth=depth, patch=patch)
-        _check_dropout(dropout)
+        shape = _checked(input_shape, outputs, dropout, dim=dim, heads=heads, depth=depth, patch=patch)
         if dim % heads:
             raise ConfigError(f"model.dim: expected a multiple of model.heads={heads}, found {dim}")
         self.kind = {1: "row", 2: "sequence", 3: "image"}[len(shape)]
@@ -197,8 +193,8 @@ class Block(nn.Module):
 # ---------------------------------------------------------------- sizes
 
 
-def _sizes(input_shape: list[int], outputs: int) -> tuple[tuple[int, ...], int]:
-    """The sizes as plain ints; the config's may be an OmegaConf list."""
+def _checked(input_shape: list[int], outputs: int, dropout: float = 0.0, **sizes: int) -> tuple[int, ...]:
+    """The input's shape as plain ints (the config's may be an OmegaConf list), after all settings were checked."""
     if input_shape is None or outputs is None:
         raise ConfigError(
             f"model.input_shape, model.outputs: expected sizes, found {input_shape} and {outputs}; "
@@ -210,16 +206,13 @@ def _sizes(input_shape: list[int], outputs: int) -> tuple[tuple[int, ...], int]:
             "model.input_shape: expected [features], [channels, length] or [channels, height, width], "
             f"without the batch, found {list(shape)}"
         )
-    _at_least(1, outputs=outputs)
-    return shape, outputs
+    _at_least(1, outputs=outputs, **sizes)
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model.dropout: expected at least 0 and below 1, found {dropout}")
+    return shape
 
 
 def _at_least(least: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < least:
             raise ConfigError(f"model.{name}: expected a whole number >= {least}, found {size}")
-
-
-def _check_dropout(dropout: float) -> None:
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"model.dropout: expected at least 0 and below 1, found {dropout}")

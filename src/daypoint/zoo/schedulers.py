@@ -1,7 +1,7 @@
 """Learning-rate schedules. Each is a function (optimizer, total_steps, ...) that returns a torch LRScheduler.
 
 `train.py` steps a schedule once per optimizer step (not per epoch); `total_steps` is the number of those in
-the whole run. torch's own schedules can stand in conf/scheduler too. A schedule's state is plain data, and
+the whole run. torch's own schedules can be used in conf/scheduler too. A schedule's state is plain data, and
 after `load_state_dict` it goes on exactly where it was. It knows nothing of epochs. A warm-up of
 n steps starts at 1/n of the optimizer's rate, never at 0, so no step is wasted.
 """
