@@ -1,4 +1,4 @@
-"""What a config that comes from disk may call: the allow-list of `_target_`s.
+"""The allow-list of `_target_`s: which callables a config that comes from disk may name.
 
 The config on the command line is the user's own, and Hydra's target policy is enough for it. A card may come from
 anywhere, and Hydra's block-list lets `torch.load` or `pathlib.Path.write_text` through. So a card may name the modules,
@@ -9,7 +9,7 @@ pyproject.toml lists. No function of torch's is among them: some call what they 
     [tool.daypoint]
     allow = ["my_package"]
 
-This module calls nothing; a path outside of the list is not even imported. One number: 2 ms to read a conf/ of 50 files.
+This module calls nothing; a path outside of the list is not even imported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a run can be told: the typed sections `tracking` and `trainer`, and a config as plain data.
+"""The settings of a run: the typed sections `tracking`, `trainer` and `sweep`, and a config as plain data.
 
-A config is resolved once (`resolve`); after that it is plain data that says the same to everyone. `check` is
-everything that can be known about it before training. This module knows nothing of Hydra, opens no run and
-reads no file.
-One number: a config that cannot work is one message, with the full key in it.
+A config is resolved once (`resolve`); after that it is plain data that says the same to everyone. `check` finds
+every mistake that can be known before training, each as one message with the full key. This module knows nothing of Hydra, opens
+no run and reads no file.
 """
 
 from __future__ import annotations
@@ -22,6 +21,16 @@ from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 from daypoint.base import day
 from daypoint.base.errors import ConfigError
 from daypoint.record import targets
+
+
+def _expect(is_right: bool, key: str, expected: str, found: Any) -> None:
+    if not is_right:
+        raise ConfigError(f"{key}: expected {expected}, found {found!r}")
+
+
+def _one_of(key: str, found: str | None, *choices: str | None) -> None:
+    names = [choice or "null" for choice in choices]
+    _expect(found in choices, key, f"{', '.join(names[:-1])} or {names[-1]}", found)
 
 
 @dataclass(kw_only=True)
@@ -45,30 +54,23 @@ class Tracking:
     on_nonfinite: str = "warn"
     """When a logged value is NaN or infinite: record | warn | stop. It is recorded in each case."""
     package: bool = False
-    """At the end of a finished run, make its best checkpoint servable, as `daypoint package` does, in a process
-    of its own. False, because that takes torch and mlflow some seconds."""
+    """At the end of a finished run, make its best checkpoint servable, as `daypoint package` does, in another process."""
     tags: dict[str, str] = field(default_factory=dict)
     """More tags for the MLflow run. `mlflow.note.content` is its description; other names of MLflow's own are refused."""
 
     def __post_init__(self) -> None:
-        if self.uri == "":
-            raise ConfigError(
-                "tracking.uri: expected the address of an MLflow server, found none; "
-                "give it as tracking.uri=http://host:5000"
-            )
-        if self.on_nonfinite not in ("record", "warn", "stop"):
-            raise ConfigError(
-                f"tracking.on_nonfinite: expected record, warn or stop, found {self.on_nonfinite!r}"
-            )
-        if not self.wait_seconds >= 0:
-            raise ConfigError(f"tracking.wait_seconds: expected seconds >= 0, found {self.wait_seconds}")
-        if self.experiment is not None and not 0 < len(self.experiment) <= 500:
-            raise ConfigError(
-                f"tracking.experiment: expected 1 to 500 characters, found {len(self.experiment)}; "
-                "use null for the default name"
-            )
-        if self.name is not None and len(self.name) > 250:
-            raise ConfigError(f"tracking.name: expected at most 250 characters, found {len(self.name)}")
+        _expect(
+            self.uri != "",
+            "tracking.uri",
+            "the address of an MLflow server, as tracking.uri=http://host:5000",
+            self.uri,
+        )
+        _one_of("tracking.on_nonfinite", self.on_nonfinite, "record", "warn", "stop")
+        _expect(self.wait_seconds >= 0, "tracking.wait_seconds", "seconds >= 0", self.wait_seconds)
+        length = 1 if self.experiment is None else len(self.experiment)
+        _expect(0 < length <= 500, "tracking.experiment", "1 to 500 characters", length)
+        length = len(self.name or "")
+        _expect(length <= 250, "tracking.name", "at most 250 characters", length)
         for name in self.tags:
             ours = name in ("date", "host", "device") or name.startswith(("daypoint.", "git."))
             if not name or ours or (name.startswith("mlflow.") and name != "mlflow.note.content"):
@@ -94,42 +96,31 @@ class Trainer:
     accumulate: int = 1
     """Batches whose gradients are added before each optimizer step."""
     updates: int | None = None
-    """Optimizer steps of the whole run, for schedulers; null: train.py fills in what follows from epochs and
-    data.
-    """
+    """Optimizer steps of the whole run, for schedulers; null: train.py fills in what follows from epochs and data."""
     compile: bool = False
     """Whether to run the model through torch.compile."""
     seed: int = 0
     """Seed of the weights, the order of the data and dropout."""
     monitor: str | None = None
-    """Metric that says which checkpoint is best; null: val/accuracy for classification, val/loss for
-    regression.
-    """
+    """Metric that says which checkpoint is best; null: val/accuracy for classification, val/loss for regression."""
     mode: str | None = None
-    """max | min: whether more of the monitored metric is better; null: min for a metric with "loss" or
-    "error" in its name, else max."""
+    """max | min: whether more of the monitored metric is better; null: min if its name has "loss" or "error", else max."""
     save_every: int = 1
     """Epochs from one checkpoint to the next; the last epoch always gets one."""
     keep: int | None = 3
     """Checkpoints kept: the latest so many, besides the best; null: all."""
 
     def __post_init__(self) -> None:
-        if not -(2**63) <= self.seed < 2**64:
-            raise ConfigError(f"trainer.seed: expected a whole number of at most 64 bits, found {self.seed}")
+        _expect(-(2**63) <= self.seed < 2**64, "trainer.seed", "a whole number of at most 64 bits", self.seed)
         for key, least in (("epochs", 0), ("accumulate", 1), ("save_every", 1), ("keep", 1)):
             value = getattr(self, key)
-            if value is not None and value < least:
-                raise ConfigError(f"trainer.{key}: expected a whole number >= {least}, found {value}")
-        if self.device not in ("auto", "cpu", "mps") and not self.device.startswith("cuda"):
-            raise ConfigError(
-                f"trainer.device: expected auto, cpu, cuda, cuda:N or mps, found {self.device!r}"
-            )
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ConfigError(f"trainer.precision: expected fp32, bf16 or fp16, found {self.precision!r}")
-        if self.mode not in (None, "max", "min"):
-            raise ConfigError(f"trainer.mode: expected max, min or null, found {self.mode!r}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigError(f"trainer.clip_norm: expected a number > 0 or null, found {self.clip_norm}")
+            _expect(value is None or value >= least, f"trainer.{key}", f"a whole number >= {least}", value)
+        is_known = self.device in ("auto", "cpu", "mps") or self.device.startswith("cuda")
+        _expect(is_known, "trainer.device", "auto, cpu, cuda, cuda:N or mps", self.device)
+        _one_of("trainer.precision", self.precision, "fp32", "bf16", "fp16")
+        _one_of("trainer.mode", self.mode, "max", "min", None)
+        is_positive = self.clip_norm is None or self.clip_norm > 0
+        _expect(is_positive, "trainer.clip_norm", "a number > 0 or null", self.clip_norm)
 
 
 @dataclass(kw_only=True)
@@ -144,8 +135,7 @@ class Sweep:
     """When a job fails: go_on | stop (jobs that have started go on)."""
 
     def __post_init__(self) -> None:
-        if self.on_failure not in ("go_on", "stop"):
-            raise ConfigError(f"sweep.on_failure: expected go_on or stop, found {self.on_failure!r}")
+        _one_of("sweep.on_failure", self.on_failure, "go_on", "stop")
 
 
 SCHEMAS: dict[str, type] = {"tracking": Tracking, "trainer": Trainer, "sweep": Sweep}
@@ -325,8 +315,7 @@ def to_yaml(raw: Mapping[str, Any]) -> bytes:
     Args:
         raw: from `escaped`, or the content of an OmegaConf config that is not resolved.
     """
-    text = yaml.dump(raw, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text.encode()
+    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 
 class _Dumper(yaml.SafeDumper):

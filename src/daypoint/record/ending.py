@@ -1,19 +1,18 @@
-"""Endings: how a run ended, also when nobody was left to say so.
+"""How a run ended, also when its process was killed and could not record it.
 
 A trainer that ends in any orderly way writes an "end" event and closes run.json. After SIGKILL or a power cut neither
 is there; then the run is KILLED, at the time of its last event, and run.json is corrected so that every reader agrees.
-Whether the trainer lives is told by its lock on the journal. This module knows nothing of MLflow.
-One number: 0.1 ms to tell that a run has ended.
+The trainer is alive as long as it holds its lock on the journal. This module knows nothing of MLflow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -52,29 +51,26 @@ def ending_of(files: RunFiles, dead_pid: int | None = None) -> Ending | None:
         dead_pid: a process of this machine that is known to be dead. Children of it may still hold its lock.
     """
     record = identity.read_run(files.directory)
-    lives = _is_alive(
-        files, record, dead_pid
-    )  # asked before the last event is read, or it might be written in between
+    # Asked before the last event is read, or it might be written in between.
+    lives = _is_alive(files, record, dead_pid)
     if not lives:
         _recover(files, record, dead_pid)
     last = last_event(files.journal)
     attempt = record["attempts"][-1]
-    said = last is not None and last["event"] == "end"
-    if attempt["status"] == "RUNNING" and lives:
+    is_open = attempt["status"] == "RUNNING"
+    if is_open and lives:
         return None
-    if said:
+    if last is not None and last["event"] == "end":
         ending = Ending(last["status"], last["time"], last.get("error"))
-    elif attempt["status"] != "RUNNING":  # its "end" event could not be written
+    elif is_open:
+        ending = Ending("KILLED", last["time"] if last else record["started_ms"])
+    else:  # its "end" event could not be written
         error = attempt["error"]
         ended_ms = round(datetime.fromisoformat(attempt["ended"]).timestamp() * 1000)
         ending = Ending(
             attempt["status"], ended_ms, f"{error['type']}: {error['message']}" if error else None
         )
-    else:
-        ending = Ending("KILLED", last["time"] if last else record["started_ms"])
-    if attempt["status"] == "RUNNING" and not _close_record(files, ending, dead_pid):
-        return None
-    return ending
+    return ending if not is_open or _close_record(files, ending, dead_pid) else None
 
 
 def is_abandoned(directory: Path) -> bool:
@@ -90,33 +86,46 @@ def recover(files: RunFiles, record: dict[str, Any]) -> None:
 
 
 def _recover(files: RunFiles, record: dict[str, Any], dead_pid: int | None) -> None:
-    attempt = record["attempts"][-1]
-    known = attempt["pid"] == dead_pid and attempt["host"] == socket.gethostname()
     if not files.spool.exists() or not files.journal.exists():
         return
-    try:
-        with open(files.journal, "rb") as file:
-            if not known:
-                try:  # while this is held, no new attempt can begin
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return
-            spool.recover(files.spool, files.journal, dead_pid if known else None)
-    except OSError as error:
-        if error.errno not in _UNWRITABLE:
-            raise  # otherwise the rest can be read and sent all the same; the spool stays
+    pid = dead_pid if _is_known_dead(record, dead_pid) else None
+    with _where_writable(), _without_trainer(files, record, dead_pid) as is_dead:
+        if is_dead:  # if it cannot be written, the rest can be read and sent all the same; the spool stays
+            spool.recover(files.spool, files.journal, pid)
 
 
 def _is_alive(files: RunFiles, record: dict[str, Any], dead_pid: int | None) -> bool:
-    attempt = record["attempts"][-1]
-    here = attempt["host"] == socket.gethostname()
-    if here and attempt["pid"] == dead_pid:
-        return False
-    if journal.is_being_written(files.journal):
-        return True
-    if here or not files.journal.exists():
+    with _without_trainer(files, record, dead_pid) as is_dead:
+        if not is_dead:
+            return True
+    if record["attempts"][-1]["host"] == socket.gethostname() or not files.journal.exists():
         return False
     return time.time() - files.journal.stat().st_mtime < SILENCE_SECONDS
+
+
+def _is_known_dead(record: dict[str, Any], dead_pid: int | None) -> bool:
+    attempt = record["attempts"][-1]
+    return attempt["pid"] == dead_pid and attempt["host"] == socket.gethostname()
+
+
+@contextlib.contextmanager
+def _without_trainer(files: RunFiles, record: dict[str, Any], dead_pid: int | None) -> Iterator[bool]:
+    """Whether the trainer is gone. If so, no new attempt can begin within the block, unless it was known to be dead."""
+    if _is_known_dead(record, dead_pid):
+        yield True
+        return
+    with journal.unwritten(files.journal) as is_free:
+        yield is_free
+
+
+@contextlib.contextmanager
+def _where_writable() -> Iterator[None]:
+    """Leave the block quietly where nothing can be written: an archive, or a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
 
 
 def last_event(path: Path, *, other_than: str | None = None) -> dict[str, Any] | None:
@@ -148,27 +157,15 @@ def last_event(path: Path, *, other_than: str | None = None) -> dict[str, Any] |
 
 def _close_record(files: RunFiles, ending: Ending, dead_pid: int | None) -> bool:
     """Write the ending into run.json. False: a new attempt has begun meanwhile, and the file is its own."""
-    try:
-        with contextlib.ExitStack() as held:
-            record = identity.read_run(files.directory)
-            if record["attempts"][-1]["pid"] != dead_pid and files.journal.exists():
-                file = held.enter_context(open(files.journal, "rb"))
-                try:  # while this is held, no new attempt can begin
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-                record = identity.read_run(files.directory)
-            attempt = record["attempts"][-1]
-            if attempt["status"] != "RUNNING":
-                return False
-            moment = datetime.fromtimestamp(ending.time_ms / 1000).astimezone(day.zone(record["timezone"]))
-            record["status"] = attempt["status"] = ending.status
-            attempt["ended"] = moment.isoformat()
-            attempt["seconds"] = max(
-                (moment - datetime.fromisoformat(attempt["started"])).total_seconds(), 0.0
-            )
-            identity.write_run(files.directory, record)
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise  # an archive that cannot be written can still be sent
+    record = identity.read_run(files.directory)
+    with _where_writable(), _without_trainer(files, record, dead_pid) as is_dead:
+        record = identity.read_run(files.directory)
+        attempt = record["attempts"][-1]
+        if not is_dead or attempt["status"] != "RUNNING":
+            return False
+        moment = datetime.fromtimestamp(ending.time_ms / 1000).astimezone(day.zone(record["timezone"]))
+        record["status"] = attempt["status"] = ending.status
+        attempt["ended"] = moment.isoformat()
+        attempt["seconds"] = max((moment - datetime.fromisoformat(attempt["started"])).total_seconds(), 0.0)
+        identity.write_run(files.directory, record)
     return True

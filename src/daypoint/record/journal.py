@@ -1,19 +1,18 @@
-"""The journal: every event of a run, one line each, appended and never changed. It is the truth of the run.
+"""The journal of a run, `journal.jsonl`: every event of the run, one line each, appended and never changed.
 
-A line is a strict JSON object that ends in the CRC-32 of the bytes before it:
+Everything else that is known about a run's values (statistics, plots, MLflow) is computed from it. A line is a strict JSON object
+that ends in the CRC-32 of the bytes before it:
 
     {"event":"batch","time":1774707302123,"step":0,"epoch":0,"metrics":{"loss":2.31},"crc":"0f3a9c41"}
 
 The rare events (a start, an epoch, a checkpoint, an end) also say in "at" at which byte of the file they begin, so that lines
 that are missing before them are noticed (`misplaced`).
 
-It is handed to the kernel in one `write()` to a file opened O_APPEND. So the line survives SIGKILL of the
-process the moment `append` returns (a power cut may take the last seconds; `sync` is for that), and lines of
-a forked child could never land inside one another. Reading takes every whole line whose CRC is right, names
-the damaged ones, and never guesses.
+A line is handed to the kernel in one `write()` to a file opened O_APPEND. So it survives SIGKILL of the process the moment
+`append` returns (a power cut may take the last seconds; `sync` is for that), and lines of a forked child could never land inside
+one another. Reading takes every whole line whose CRC is right, names the damaged ones, and never guesses.
 
-This module knows events as dicts with "event" and "time" (ms since the epoch); what they mean is for others.
-One number: an append of three values takes about 3 microseconds.
+This module knows events as dicts with "event" and "time" (ms since the epoch); it does not know what they mean.
 """
 
 from __future__ import annotations
@@ -141,29 +140,20 @@ class Journal:
             ) from error
         if self.is_torn:
             data = b"\n" + data
-        try:
-            written = os.write(self._descriptor, data)
-        except OSError as error:
-            raise JournalError(
-                f"{self.path}: cannot write: {error.strerror}; "
-                f"event {event.get('event')!r} is not recorded, free some space and resume the run"
-            ) from error
-        self.is_torn = written != len(data)
-        if self.is_torn:
+        written = self.write(data)
+        if written != len(data):
             raise JournalError(
                 f"{self.path}: wrote {written} of {len(data)} bytes (disk full or over quota?); "
                 f"event {event.get('event')!r} is not recorded, free some space and resume the run"
             )
 
     def write(self, lines: bytes) -> int:
-        """Append as much of these lines as can be written now; for whoever keeps the rest and goes on with it
-        (`daypoint.record.spool`).
+        """Append as much of these lines as can be written now; returns how many bytes were.
 
-        Returns:
-            How many bytes were written.
+        For `daypoint.record.spool`, which keeps the rest and goes on with it.
 
         Raises:
-            JournalError: none.
+            JournalError: none was written.
         """
         try:
             written = os.write(self._descriptor, lines)
@@ -226,22 +216,23 @@ def read(path: Path, offset_bytes: int = 0, most_bytes: int | None = None) -> Re
     Raises:
         FileNotFoundError: there is no journal.
     """
-    with open(path, "rb") as file:
-        file.seek(offset_bytes)
-        content = file.read(most_bytes) + file.readline()  # never stop inside a line, however long
-    end = content.rfind(b"\n") + 1
     events: list[dict[str, Any]] = []
     damages: list[Damage] = []
-    start = 0
-    while start < end:
-        stop = content.index(b"\n", start)
-        if stop > start:
-            try:
-                events.append(parse(content[start:stop]))
-            except ValueError as error:
-                damages.append(Damage(offset_bytes + start, stop - start, str(error)))
-        start = stop + 1
-    return Reading(events, damages, offset_bytes + end, len(content) - end)
+    end = offset_bytes
+    with open(path, "rb", buffering=2**20) as file:
+        file.seek(offset_bytes)
+        for text in file:
+            if not text.endswith(b"\n"):
+                return Reading(events, damages, end, len(text))
+            if len(text) > 1:
+                try:
+                    events.append(parse(text[:-1]))
+                except ValueError as error:
+                    damages.append(Damage(end, len(text) - 1, str(error)))
+            end += len(text)
+            if most_bytes is not None and end - offset_bytes >= most_bytes:
+                break
+    return Reading(events, damages, end, 0)
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
@@ -307,14 +298,30 @@ def parse_encoded(line: bytes) -> dict[str, Any]:
     return orjson.loads(body + b"}")
 
 
-def is_being_written(path: Path) -> bool:
-    """Whether a live process holds the journal open for writing (on this machine, or on a file system with
-    flock).
+@contextlib.contextmanager
+def unwritten(path: Path) -> Iterator[bool]:
+    """Whether no live process has the journal open for writing. If so, none can open it within the block.
+
+    (Processes of this machine, or of any on a file system with flock.)
     """
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            is_free = True
         except BlockingIOError:
-            return True
-        fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+            is_free = False
+        yield is_free
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+        os.close(descriptor)
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a live process has the journal open for writing."""
+    with unwritten(path) as is_free:
+        return not is_free

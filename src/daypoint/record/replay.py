@@ -1,10 +1,8 @@
-"""The replay: what a recorder knew after so many steps, found again from the journal.
+"""Rebuilds from the journal what a run had recorded after so many steps.
 
 A training that goes on from a checkpoint needs the epochs before it, and the statistics of the epoch that was
-half done. Both follow from
-the journal: an event counts if no later attempt began at or before its step. So the train log of a resumed
-run is that of a run that was never interrupted. This module writes nothing. One number: a million batches are
-replayed in about 5 s.
+half done. Both follow from the journal: an event counts if no later attempt began at or before its step. So the train log of a
+resumed run is that of a run that was never interrupted. This module writes nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The spool: the last few batches of a live run, in memory that the kernel keeps when the process is killed.
+"""The spool of a live run: its last few batches, in a memory-mapped file that the kernel keeps when the process is killed.
 
 A line of the journal costs a system call, an encoding and a checksum, all with cold caches. A batch of floats
-is instead stored as one row of doubles in a small file that is mapped into memory, and `drain` turns many
-rows into lines of the journal at
-once: after 256 rows or half a second, and before anything else is written. The file is there while the run is
-    live, and gone after its end.
+is instead stored as one row of doubles in a small mapped file, which takes about a microsecond, and `drain` turns many
+rows into lines of the journal at once: after 256 rows or half a second, and before anything else is written. The file is there
+while the run is live, and gone after its end.
 
 The crash cases. A store to a shared mapping belongs to the kernel, so it outlives SIGKILL (a power cut may
 take it, as it may take the end of the journal).
@@ -24,12 +23,12 @@ take it, as it may take the end of the journal).
   rows stay, and wait. At the end of the run, and in `recover`, the part of the file that no row lies in is
   given back, which is mostly enough.
 
-This module knows rows of floats; which values may become one is decided at the door (`daypoint.scalars.convert`). One
-number: a row of three values takes about a microsecond.
+This module knows rows of floats; which values may become one is decided in `daypoint.scalars.convert`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -66,10 +65,6 @@ class Batch(NamedTuple):
     names: tuple[str, ...]
     rows: list[tuple[float, ...]]
 
-    def lines(self, since: int = 0) -> bytes:
-        """The rows as lines of the journal, from one row on."""
-        return _lines(self.names, self.epoch, self.rows[since:])
-
 
 class Spool:
     """The rows of one attempt. Only the process that made it may use it.
@@ -87,23 +82,18 @@ class Spool:
         """
         self.path = path
         self._journal = of
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
         self._map: mmap.mmap | None = None
         self._is_whole = True
-        try:
-            zeros = bytes(SIZE_BYTES)
-            while zeros:  # written, not only reserved: every file system can do that
-                zeros = zeros[os.write(descriptor, zeros) :]
-            self._map = mmap.mmap(descriptor, SIZE_BYTES)
-            self._words = memoryview(self._map).cast("d")
-        except OSError as error:
-            os.unlink(path)
-            if (
-                error.errno != errno.ENODEV
-            ):  # a file system without shared mappings: every batch is written at once
-                raise
-        finally:
-            os.close(descriptor)
+        with open(path, "x+b") as file:
+            try:
+                file.write(bytes(SIZE_BYTES))  # written, not only reserved: every file system can do that
+                file.flush()
+                self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
+                self._words = memoryview(self._map).cast("d")
+            except OSError as error:
+                path.unlink()
+                if error.errno != errno.ENODEV:  # without shared mappings every batch is written at once
+                    raise
         self.names: tuple[str, ...] | None = None
         self.count = 0
         self._width = 0
@@ -194,8 +184,10 @@ class Spool:
             JournalError: it could not be written, or not whole. The rows stay, and the next time goes on
                 where this ended.
         """
+        columns = {}
         if self.count:
-            rows = self._rows()
+            words = self._words[_FIRST : _FIRST + self.count * self._width].tolist()
+            rows = _rows(words, self._width)
             lines = _lines(self.names, self._epoch, rows)
             try:
                 while self._written_bytes < len(lines):
@@ -205,8 +197,6 @@ class Spool:
                     f"{error}; until then the last {self.count} batches wait in {self.path}"
                 ) from error
             columns = dict(zip(self.names, list(zip(*rows, strict=True))[1:-2], strict=True))
-        else:
-            columns = {}
         self._number += self.count
         self.count = 0
         self.names = None
@@ -228,9 +218,6 @@ class Spool:
             self._map = None
             if not self.count:
                 os.unlink(self.path)
-
-    def _rows(self) -> list[tuple[float, ...]]:
-        return _rows(self._words[_FIRST : _FIRST + self.count * self._width].tolist(), self._width)
 
     def _header(self, names: tuple[str, ...], epoch: int | None) -> bool:
         try:
@@ -284,9 +271,8 @@ def recover(spool: Path, of: Path, pid: int | None = None) -> None:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                os.ftruncate(
-                    descriptor, 8 * (_FIRST + len(batch.rows) * (len(batch.names) + 3))
-                )  # makes room
+                room = 8 * (_FIRST + len(batch.rows) * (len(batch.names) + 3))
+                os.ftruncate(descriptor, room)
                 _complete(of, batch)
         os.unlink(spool)
     finally:
@@ -296,13 +282,14 @@ def recover(spool: Path, of: Path, pid: int | None = None) -> None:
 def _complete(path: Path, batch: Batch) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
-        whole = batch.lines()
+        whole = _lines(batch.names, batch.epoch, batch.rows)
         found = os.pread(descriptor, len(whole), batch.offset_bytes)
         if whole.startswith(found):
             missing = whole[len(found) :]
         else:  # damaged, or written after all the rows were there: only whole lines count
             reading = journal.read(path, batch.offset_bytes)
-            missing = batch.lines(since=len(reading.events) + len(reading.damages))
+            rest = batch.rows[len(reading.events) + len(reading.damages) :]
+            missing = _lines(batch.names, batch.epoch, rest)
             if missing and reading.torn_bytes:
                 missing = b"\n" + missing
         while missing:
@@ -315,15 +302,12 @@ def _committed(content: bytes) -> Batch | None:
     """The rows of the newest whole header."""
     headers = []
     for place in (0, HEADER_BYTES):
-        text, newline, _ = content[place : place + HEADER_BYTES].partition(b"\n")
-        try:
-            headers.append(journal.parse(text) if newline else None)
-        except ValueError:
-            continue
-    found = [header for header in headers if header is not None]
-    if not found:
+        text = content[place : place + HEADER_BYTES].partition(b"\n")[0]
+        with contextlib.suppress(ValueError):
+            headers.append(journal.parse(text))
+    if not headers:
         return None
-    header = max(found, key=lambda header: header["order"])
+    header = max(headers, key=lambda header: header["order"])
     words = memoryview(content[: len(content) // 8 * 8]).cast("d").tolist()[_FIRST:]
     width = len(header["names"]) + 3
     rows = []

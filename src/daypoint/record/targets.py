@@ -1,9 +1,7 @@
-"""The `_target_`s of a config: whether each exists, takes the arguments it is given, and gets values of the
-annotated types.
+"""Checks the `_target_`s of a config: each must exist, take the arguments it is given, and get values of the annotated types.
 
-Hydra would say so too, but only when the program comes to that line. This module calls no target; to look at
-one it must import its module.
-One number: what is checked is what the signature tells; a callable that takes `**kwargs` accepts every name.
+Hydra would say so too, but only when the program comes to that line. A callable that takes `**kwargs` accepts every name. This
+module calls no target; to look at one it must import its module.
 """
 
 from __future__ import annotations
@@ -37,12 +35,9 @@ def locate(path: str, key: str) -> Callable[..., Any]:
     Raises:
         ConfigError: it cannot be imported, or is no callable; says how far the path leads.
     """
-    if not isinstance(path, str) or not path:
+    parts = path.split(".") if isinstance(path, str) else []
+    if not parts or not all(part.isidentifier() for part in parts):
         raise ConfigError(f"{key}: expected the dotted path of a callable, found {path!r}")
-    parts = path.split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"{key}: expected the dotted path of a callable, found {path!r}")
-    found: Any = None
     for n in range(len(parts), 0, -1):
         module = ".".join(parts[:n])
         try:
@@ -89,8 +84,9 @@ def check_call(key: str, node: Mapping[str, Any]) -> None:
         signature = inspect.signature(target)
     except (ValueError, TypeError):
         return  # a builtin that does not tell
-    parameters = signature.parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters = signature.parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     try:
         hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except Exception:  # annotations are anybody's code; without them there is nothing to check
@@ -99,17 +95,9 @@ def check_call(key: str, node: Mapping[str, Any]) -> None:
         if name.startswith("_") and name.endswith("_"):
             continue  # Hydra's own: _target_, _partial_, …
         where = f"{key}.{name}" if key else name
-        parameter = parameters.get(name)
-        if parameter is None or parameter.kind in (
-            parameter.POSITIONAL_ONLY,
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
+        if name not in names:
             if takes_any:
                 continue
-            names = [
-                p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            ]
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(names)}"
             raise ConfigError(
@@ -136,16 +124,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in typing.get_args(hint)
     if isinstance(value, dict):
         return True  # may be a nested _target_
-    if hint is type(None):
-        return False
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is str:
-        return isinstance(value, str)
+    if hint in (type(None), bool, int, float, str):
+        kinds = (int, float) if hint is float else hint
+        return isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
     if origin in (tuple, list):
         if not isinstance(value, list | tuple):
             return False

@@ -1,6 +1,6 @@
 """The train log, `train_log_DAY.json`: per epoch count, mean, variance, min and max of every metric, and where the batches are.
 
-It is a fold of the journal: what it says can be had from there again. One number: it is rewritten once an epoch.
+It is computed from the journal and can be made anew from it. This module opens no file.
 """
 
 from __future__ import annotations
