@@ -649,7 +649,6 @@ def test_outside_of_a_compiled_function_all_is_well():
         (np.bytes_(b"1"), "numpy.bytes_", "convert it first"),
         (np.datetime64(1, "ns"), "numpy.datetime64", "without a unit"),
         (np.timedelta64(1, "s"), "numpy.timedelta64", "without a unit"),
-        (np.timedelta64(1), "numpy.timedelta64", "without a unit"),
         (np.array(None), "numpy.ndarray of shape () object", "convert it first"),
         (np.array(0.5, object), "numpy.ndarray of shape () object", "convert it first"),
         (np.array("1"), "numpy.ndarray of shape () <U1", "convert it first"),
