@@ -1,13 +1,12 @@
 """Train a model: `python train.py`, `python train.py model=cnn optimizer.lr=0.01`, `python train.py -m
 optimizer.lr=0.1,0.01`.
 
-The loop is meant to be read, and to be changed. What daypoint adds to it are the lines with `run.` and
-`scalar_loss`.
+The loop is meant to be read and changed. daypoint adds the lines with `run.` and `scalar_loss`.
 """
 
 import os
 
-# On cores that others use too, torch's threads must not spin while they wait: it makes small models ten times slower.
+# On shared cores torch's threads must not spin while they wait: that makes small models ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hydra
@@ -62,7 +61,7 @@ def main(cfg: DictConfig) -> float | None:
                 x, y = x.to(device), y.to(device)
                 with autocast():
                     loss = daypoint.scalar_loss(criterion(step_model(x), y), batch_size=len(x))
-                # Batches in this optimizer step: the last one of an epoch may have fewer.
+                # Batches in this optimizer step; the last step of an epoch may have fewer.
                 group = min(accumulate, batches - i // accumulate * accumulate)
                 scaler.scale(loss / group).backward()
                 metrics = {"loss": loss, "lr": optimizer.param_groups[0]["lr"]}

@@ -1,4 +1,4 @@
-"""daypoint in a script of your own, without Hydra: the lines that were added are marked.
+"""daypoint in a script without Hydra. Comments mark the lines that were added or changed.
 
 python examples/plain_script.py
 """

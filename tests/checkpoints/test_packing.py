@@ -150,7 +150,7 @@ DTYPES = sorted(
 )
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:B?Complex.* support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_comes_back_to_the_last_bit(dtype, tmp_path):
     raw = (

@@ -233,7 +233,7 @@ def test_a_part_that_is_compiled_is_seen_into():
     assert [call.name for call in shapes.calls] == ["", "0", "0._orig_mod", "0._orig_mod.0", "1"]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_what_torchscript_hides_is_said_and_the_rest_is_shown():
     model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)), nn.ReLU())
     shapes = trace_shapes(model, torch.randn(2, 4))

@@ -124,7 +124,7 @@ def inspect(
             return state, b""
         untracked = [line[2:] for line in changes if line.startswith(b"? ")]
         diff = _diff(git, state["commit"], untracked, scope)
-    except _GitFailed as failure:
+    except (_GitFailed, OSError) as failure:
         state["reason"] = str(failure)
         return state, b""
     state["diff_sha256"] = hashlib.sha256(diff).hexdigest()
