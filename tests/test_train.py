@@ -21,7 +21,7 @@ from daypoint.record import identity, journal
 def trained(tmp_path_factory):
     """A project after `python train.py`, the run directory, and what was printed."""
     project = make_project(tmp_path_factory.mktemp("trained") / "project")
-    done = project.train()
+    done = project.train(cold=True)
     (directory,) = project.runs()
     return project, directory, done.stdout
 
@@ -454,12 +454,12 @@ def test_the_training_process_never_imports_mlflow(project):
         "import runpy, sys\nsys.argv = ['train.py', 'trainer.epochs=1', 'model=linear']\n"
         "runpy.run_path('train.py', run_name='__main__')\nprint('mlflow imported:', 'mlflow' in sys.modules)\n"
     )
-    assert "mlflow imported: False" in project.python("spy.py").stdout
+    assert "mlflow imported: False" in project.python("spy.py", cold=True).stdout
 
 
 @pytest.mark.slow
 def test_no_process_is_left_behind(project):
-    project.train("trainer.epochs=1", "model=linear")
+    project.train("trainer.epochs=1", "model=linear", cold=True)
     assert (
         str(project.root) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     )

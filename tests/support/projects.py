@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm
+
 REPOSITORY = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
 
@@ -36,10 +38,10 @@ class Project:
     def store(self):
         return self.root / "mlruns" / "mlflow.db"
 
-    def python(self, *arguments, cwd=None, check=True, timeout=300, **environment):
-        """Run python with these arguments; the completed process, with text output."""
+    def python(self, *arguments, cwd=None, check=True, timeout=300, cold=False, **environment):
+        """Run python with these arguments; the completed process, with text output. Warm, unless told otherwise (`warm.py`)."""
         done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
+            [sys.executable if cold else warm.python(), *map(str, arguments)],
             cwd=cwd or self.root,
             env=clean_environment(**environment),
             capture_output=True,
@@ -59,7 +61,7 @@ class Project:
         return self.python("-m", "daypoint", *arguments, **options)
 
     def start(self, *arguments, **environment):
-        """A python process in the background, in a process group of its own; its output can be read."""
+        """A python process in the background (never a warm one: it is going to be killed), in a process group of its own; its output can be read."""
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             cwd=self.root,
