@@ -331,9 +331,9 @@ def test_changing_the_directory_by_hydra_changes_no_place(project):
 # ---------------------------------------------------------------- bad ends
 
 
-def started_training(project, *overrides):
+def started_training(project, *overrides, cold=False):
     """train.py in the background, some steps into its training: the process and its run directory."""
-    process = project.start(project.root / "train.py", "trainer.epochs=100000", *overrides)
+    process = project.start(project.root / "train.py", "trainer.epochs=100000", *overrides, cold=cold)
 
     def underway():
         assert process.poll() is None, process.stdout.read()
@@ -373,7 +373,7 @@ def test_a_signal_ends_the_run_as_killed_and_loses_nothing(project, number, code
 
 
 def test_after_kill_9_the_courier_says_so_and_ships_the_rest(project):
-    process, directory = started_training(project)
+    process, directory = started_training(project, cold=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()

@@ -9,7 +9,7 @@ What cannot be had so starts as always: options and environment variables that P
 imports, of memory and of SIGKILL use `sys.executable`.
 
 The executable sends its arguments and descriptors over a socket, passes signals on, and ends as the forked process does. If it is
-killed, the process is killed. The server ends with the tests' own process.
+killed, the process is killed. With WARM_GROUP in its environment, it passes signals on to the group of the process. The server ends with the tests' own process.
 """
 
 import atexit
@@ -36,15 +36,31 @@ FROZEN = ("PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "CUDA", "LC_"
 """Beginnings of environment variables that are read once: by Python, torch or the C library, when they start."""
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
 TRAINING = (
-    *("torch", "torch._dynamo", "torch.utils.data", "torch.profiler._cupti_monitor", "sklearn.datasets", "pandas"),
+    *(
+        "torch",
+        "torch._dynamo",
+        "torch.utils.data",
+        "torch.profiler._cupti_monitor",
+        "sklearn.datasets",
+        "pandas",
+    ),
     *("hydra.main", "hydra._internal.hydra", "antlr4.LL1Analyzer", "orjson", "safetensors.torch", "sqlite3"),
     *("typer", "rich.console", "rich.table", "filelock"),
 )
 """What a training imports, most of it late."""
 TRACKING = (
-    *("mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_workspace_store", "mlflow.pytorch", "alembic.command"),
+    *(
+        "mlflow.pyfunc",
+        "mlflow.store.tracking.sqlalchemy_workspace_store",
+        "mlflow.pytorch",
+        "alembic.command",
+    ),
     *("sqlalchemy.dialects.sqlite", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("torch.export.pt2_archive", "torch._functorch._aot_autograd.graph_compile", "torch._inductor.codecache"),
+    *(
+        "torch.export.pt2_archive",
+        "torch._functorch._aot_autograd.graph_compile",
+        "torch._inductor.codecache",
+    ),
 )
 """What couriers and packagers import besides."""
 HIGH = 400
@@ -69,11 +85,12 @@ else:
     cold()
 if word.startswith("-") and word not in ("-c", "-m"):
     cold()
-words = [word, *rest]
-imports_mlflow = words[0] == "-m" and (
-    words[1] in ("daypoint.tracking.courier", "mlflow")
-    or words[1] == "daypoint" and words[2:3] and words[2] in ("sync", "package", "promote", "ui")
-)
+words = [word, *rest, ""]
+imports_mlflow = {{
+    "-m": words[1:3] in [["daypoint", c] for c in ("sync", "package", "promote", "ui")]
+    or words[1] == "daypoint.tracking.courier" or any("mlflow" in word for word in words[1:3]),
+    "-c": "mlflow" in words[1],
+}}.get(words[0], False)
 descriptors = []
 for name in os.listdir("/proc/self/fd"):
     try:
@@ -89,12 +106,13 @@ except OSError:
     cold()
 umask = os.umask(0)
 os.umask(umask)
+group = os.environ.pop("WARM_GROUP", None) is not None
 request = marshal.dumps([arguments, dict(os.environ), os.getcwd(), umask, descriptors, ignored, sys.argv[0]])
 caught = []
 child = 0
 def pass_on(number, frame):
     if child:
-        os.kill(child, number)
+        os.kill(-child if group else child, number)
     else:
         caught.append(number)
 for name in PASSED_ON:
@@ -107,7 +125,7 @@ for number in descriptors:
     os.close(number)
 child = struct.unpack("i", server.recv(4, _socket.MSG_WAITALL))[0]
 for number in caught:
-    os.kill(child, number)
+    pass_on(number, None)
 (status,) = struct.unpack("i", server.recv(4, _socket.MSG_WAITALL))
 if os.WIFSIGNALED(status):
     number = os.WTERMSIG(status)
@@ -116,12 +134,14 @@ if os.WIFSIGNALED(status):
     os.kill(os.getpid(), number)
 os._exit(os.WEXITSTATUS(status))
 """
+COLD = sys.executable
+"""The Python that starts as always, whatever a test puts into its place."""
 SERVER = "import sys; sys.path[0] = sys.argv.pop(1); import warm; warm.main()"
 
 
 @functools.cache
 def python():
-    """The path of the executable; the server is started at the first call, and is this process's own."""
+    """The path of the executable, beside which are `daypoint` and `mlflow`; the server is started at the first call, and is this process's own."""
     directory = Path(tempfile.mkdtemp(prefix="warm-"))
     sockets = [str(directory / "torch"), str(directory / "mlflow")]
     listening = []
@@ -132,24 +152,30 @@ def python():
         listening.append(listener)
     numbers = [listener.fileno() for listener in listening]
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(Path(__file__).parent), *map(str, numbers)],
+        [COLD, "-c", SERVER, str(Path(__file__).parent), *map(str, numbers)],
         stdin=subprocess.PIPE,
         pass_fds=numbers,
         start_new_session=True,
     )
     for listener in listening:
         listener.close()
-    frozen = {key: value for key, value in os.environ.items() if key.startswith(FROZEN) and key != "PYTHONPATH"}
+    frozen = {
+        key: value for key, value in os.environ.items() if key.startswith(FROZEN) and key != "PYTHONPATH"
+    }
     path = directory / "python"
-    path.write_text(
-        CLIENT.format(real=sys.executable, sockets=sockets, frozen=(FROZEN, frozen), passed_on=PASSED_ON)
-    )
+    path.write_text(CLIENT.format(real=COLD, sockets=sockets, frozen=(FROZEN, frozen), passed_on=PASSED_ON))
     path.chmod(0o755)
+    for name in ("daypoint", "mlflow"):
+        command = directory / name
+        command.write_text(f'#!/bin/sh\nexec "{path}" -m {name} "$@"\n')
+        command.chmod(0o755)
+    owner = os.getpid()
 
-    def stop(owner=os.getpid()):
+    def stop():
         if os.getpid() == owner:
             server.stdin.close()
-            server.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(30)
             shutil.rmtree(directory)
 
     atexit.register(stop)
@@ -288,8 +314,10 @@ def become(received, request, paths):
         sys.modules["multiprocessing.spawn"].set_executable(executable)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    more = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*more, *paths]
+    if any(Path(path, "sitecustomize.py").exists() for path in more):
+        import sitecustomize  # noqa: F401
     return arguments, is_safe
 
 
@@ -357,4 +385,3 @@ def main():
 def import_all(*names):
     for name in names:
         __import__(name)
-
