@@ -143,7 +143,7 @@ SERVER = "import sys; sys.path[0] = sys.argv.pop(1); import warm; warm.main()"
 def python():
     """The path of the executable, beside which are `daypoint` and `mlflow`; the server is started at the first call, and is this process's own."""
     directory = Path(tempfile.mkdtemp(prefix="warm-"))
-    sockets = [str(directory / "torch"), str(directory / "mlflow")]
+    sockets = [str(directory / "training.socket"), str(directory / "tracking.socket")]
     listening = []
     for path in sockets:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
