@@ -461,7 +461,8 @@ def test_the_training_process_never_imports_mlflow(project):
 def test_no_process_is_left_behind(project):
     project.train("trainer.epochs=1", "model=linear", cold=True)
     assert (
-        str(project.root) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        str(project.root)
+        not in subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True).stdout
     )
 
 

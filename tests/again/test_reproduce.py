@@ -531,7 +531,8 @@ def test_ctrl_c_ends_the_new_run_with_a_word(app):
     run = original(app, "epochs=1")
     text = (app.root / "app.py").read_text()
     (app.root / "app.py").write_text(text.replace("for _ in range(5):", "for _ in range(10**9):"))
-    process = app.start("-m", "daypoint", "reproduce", run.address, cold=True)  # for Ctrl-C they are one group
+    # Not a warm one: for Ctrl-C all processes are one group.
+    process = app.start("-m", "daypoint", "reproduce", run.address, cold=True)
     end = time.monotonic() + 60
     while len(app.runs()) < 2:
         assert process.poll() is None

@@ -279,7 +279,9 @@ class Trainer:
         raise AssertionError("it ended before")
 
     def courier_pids(self):
-        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True
+        ).stdout
         wanted = f"daypoint.tracking.courier {self.process.pid}"
         return [int(line.split()[0]) for line in listed.splitlines() if line.endswith(wanted)]
 
