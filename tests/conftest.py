@@ -4,12 +4,21 @@ import os
 import signal
 
 import pytest
+import warm
 from projects import make_project
 
 # A shell that starts pytest in the background has it ignore Ctrl-C, and all its children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything imports torch: its threads must not spin on cores that the tests' other processes need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="module")
+def warm_python():
+    """Couriers and packagers of this process have torch and mlflow in memory when they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.executable", warm.python())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 import tomllib
 from dataclasses import MISSING, dataclass, fields
@@ -36,6 +35,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import warm
 
 import daypoint
 from daypoint.base import day
@@ -182,16 +182,11 @@ for line in sys.stdin:
 class Reader:
     """Who reads a page and does what it says, in a project."""
 
-    def __init__(self, project, tmp_path):
+    def __init__(self, project):
         self.project = project
         self.session = None
         self.names = {}
-        tools = tmp_path / "tools"
-        tools.mkdir()
-        for name, command in (("python", ""), ("daypoint", "-m daypoint"), ("mlflow", "-m mlflow")):
-            tool = tools / name
-            tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
-            tool.chmod(0o755)
+        tools = Path(warm.python()).parent
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -241,7 +236,7 @@ class Reader:
     def _python(self, text):
         if self.session is None:
             self.session = subprocess.Popen(
-                [sys.executable, "-W", "error::UserWarning", "-c", SESSION],
+                [warm.python(), "-W", "error::UserWarning", "-c", SESSION],
                 cwd=self.project.root,
                 env=self.environment,
                 stdin=subprocess.PIPE,
@@ -273,11 +268,11 @@ class Reader:
 
 
 @pytest.fixture
-def reader(project, tmp_path):
+def reader(project):
     (project.root / "examples").mkdir()
     for path in (REPOSITORY / "examples").glob("*.py"):
         (project.root / "examples" / path.name).write_text(path.read_text())
-    reader = Reader(project, tmp_path)
+    reader = Reader(project)
     yield reader
     reader.close()
 

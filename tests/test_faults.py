@@ -224,7 +224,7 @@ def test_sixteen_processes_into_one_server_lose_no_point(project):
     arguments = ["--backend-store-uri", f"sqlite:///{store}", "--port", port, "--workers", "1"]
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     server = project.start(
-        "-m", "mlflow", "server", *arguments, MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", PATH=path
+        "-m", "mlflow", "server", *arguments, cold=True, MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", PATH=path
     )
     try:
         end = time.monotonic() + 120

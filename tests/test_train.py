@@ -21,7 +21,7 @@ from daypoint.record import identity, journal
 def trained(tmp_path_factory):
     """A project after `python train.py`, the run directory, and what was printed."""
     project = make_project(tmp_path_factory.mktemp("trained") / "project")
-    done = project.train()
+    done = project.train(cold=True)
     (directory,) = project.runs()
     return project, directory, done.stdout
 
@@ -331,9 +331,9 @@ def test_changing_the_directory_by_hydra_changes_no_place(project):
 # ---------------------------------------------------------------- bad ends
 
 
-def started_training(project, *overrides):
+def started_training(project, *overrides, cold=False):
     """train.py in the background, some steps into its training: the process and its run directory."""
-    process = project.start(project.root / "train.py", "trainer.epochs=100000", *overrides)
+    process = project.start(project.root / "train.py", "trainer.epochs=100000", *overrides, cold=cold)
 
     def underway():
         assert process.poll() is None, process.stdout.read()
@@ -373,7 +373,7 @@ def test_a_signal_ends_the_run_as_killed_and_loses_nothing(project, number, code
 
 
 def test_after_kill_9_the_courier_says_so_and_ships_the_rest(project):
-    process, directory = started_training(project)
+    process, directory = started_training(project, cold=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -454,14 +454,15 @@ def test_the_training_process_never_imports_mlflow(project):
         "import runpy, sys\nsys.argv = ['train.py', 'trainer.epochs=1', 'model=linear']\n"
         "runpy.run_path('train.py', run_name='__main__')\nprint('mlflow imported:', 'mlflow' in sys.modules)\n"
     )
-    assert "mlflow imported: False" in project.python("spy.py").stdout
+    assert "mlflow imported: False" in project.python("spy.py", cold=True).stdout
 
 
 @pytest.mark.slow
 def test_no_process_is_left_behind(project):
-    project.train("trainer.epochs=1", "model=linear")
+    project.train("trainer.epochs=1", "model=linear", cold=True)
     assert (
-        str(project.root) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        str(project.root)
+        not in subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True).stdout
     )
 
 

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+import warm
 
 import daypoint
 from daypoint.again.verify import verify_run
@@ -167,7 +168,7 @@ with daypoint.open_run(cfg, quiet=True, resume=resume) as run:
 
 
 def attempt(tmp_path, *arguments):
-    return subprocess.run([sys.executable, "-c", RESUMABLE, *map(str, arguments)], cwd=tmp_path).returncode
+    return subprocess.run([warm.python(), "-c", RESUMABLE, *map(str, arguments)], cwd=tmp_path).returncode
 
 
 def test_a_run_that_was_killed_and_resumed_agrees_after_each_attempt(tmp_path):

@@ -434,9 +434,10 @@ HARD = (
 
 
 def test_train_py_is_reproduced_to_the_last_bit_and_does_not_become_the_days_model(project):
-    project.train("trainer.epochs=1", "model.dropout=0.3", "data.batch_size=256", "tracking=off")
+    cold = {"cold": True}  # nothing is shared, not even the order of a set
+    project.train("trainer.epochs=1", "model.dropout=0.3", "data.batch_size=256", "tracking=off", **cold)
     run = newest(project)
-    done = reproduce(project, run.record["day"])
+    done = reproduce(project, run.record["day"], **cold)
     assert "identical: 6 batches, 4 metrics" in done.stdout
     assert "weights: identical in step000006" in done.stdout
     made = newest(project)
@@ -487,7 +488,7 @@ def test_a_job_of_a_sweep_is_reproduced_on_its_own(project):
 @pytest.mark.slow
 def test_a_run_that_was_killed_and_resumed_is_equal_as_a_whole(project):
     overrides = ("trainer.epochs=40", "model.dropout=0.2", "tracking=off")
-    process = project.start(project.root / "train.py", *overrides)
+    process = project.start(project.root / "train.py", *overrides, cold=True)
     end = time.monotonic() + 60
     while not list(project.outputs.glob("*/*/checkpoints/step*")):
         assert process.poll() is None
@@ -530,7 +531,8 @@ def test_ctrl_c_ends_the_new_run_with_a_word(app):
     run = original(app, "epochs=1")
     text = (app.root / "app.py").read_text()
     (app.root / "app.py").write_text(text.replace("for _ in range(5):", "for _ in range(10**9):"))
-    process = app.start("-m", "daypoint", "reproduce", run.address)
+    # Not a warm one: for Ctrl-C all processes are one group.
+    process = app.start("-m", "daypoint", "reproduce", run.address, cold=True)
     end = time.monotonic() + 60
     while len(app.runs()) < 2:
         assert process.poll() is None

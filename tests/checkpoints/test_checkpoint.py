@@ -6,11 +6,11 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from crashes import RECORD, examine, make, model_of, put, save
 from projects import SUPPORT
 from safetensors.torch import load_file
@@ -33,7 +33,7 @@ def crash(mode, directory, *more):
     """Run the victims; one report each."""
     # Python 3.12 warns of a fork beside threads; the victims only write files.
     quiet = ("-W", "ignore:This process:DeprecationWarning")
-    command = [sys.executable, *quiet, str(CRASHES), mode, str(directory), *map(str, more)]
+    command = [warm.python(), *quiet, str(CRASHES), mode, str(directory), *map(str, more)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -297,7 +297,7 @@ for name, make_optimizer in optimizers.items():
 
 
 def test_a_training_resumed_in_a_new_process_ends_with_the_same_bytes(tmp_path):
-    command = [sys.executable, "-c", RESUME, str(CRASHES.parent), str(tmp_path)]
+    command = [warm.python(), "-c", RESUME, str(CRASHES.parent), str(tmp_path)]
     # The broken one stops after step 12; its last checkpoint is of step 10.
     subprocess.run([*command, "unbroken,0,15", "broken,0,12"], check=True, timeout=120)
     subprocess.run([*command, "broken,1,15"], check=True, timeout=120)

@@ -133,7 +133,7 @@ def test_the_read_side_imports_neither_torch_nor_mlflow(project):
         "try: cli.main()\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'mlflow', 'pandas', 'hydra') if m in sys.modules])"
     )
-    assert project.python("-c", script).stdout.splitlines()[-1] == "[]"
+    assert project.python("-c", script, cold=True).stdout.splitlines()[-1] == "[]"
 
 
 def test_a_run_whose_process_is_gone_is_not_shown_as_running(tmp_path, project):
@@ -305,4 +305,4 @@ def test_reading_commands_import_nothing_heavy(project):
             "heavy = ('torch', 'mlflow', 'pandas', 'numpy', 'hydra', 'omegaconf', 'matplotlib', 'rich')\n"
             "print([m for m in heavy if m in sys.modules])"
         )
-        assert project.python("-c", script).stdout.splitlines()[-1] == "[]"
+        assert project.python("-c", script, cold=True).stdout.splitlines()[-1] == "[]"

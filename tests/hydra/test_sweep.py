@@ -231,6 +231,7 @@ def test_a_killed_sweep_says_so_and_resume_runs_what_is_missing(project):
         *QUICK[3:],
         "optimizer.lr=0.1,0.2,0.3",
         "trainer.epochs=4",
+        cold=True,
     )
     deadline = time.monotonic() + 90
     while True:

@@ -311,7 +311,7 @@ def test_killed_for_real_and_resumed_the_weights_are_the_very_same(project, numb
     project.train(*SLOWLY)
     project.outputs.rename(project.root / "whole")
     cut_outputs = project.root / "cut"
-    process = project.start(project.root / "train.py", *SLOWLY, f"tracking.outputs={cut_outputs}")
+    process = project.start(project.root / "train.py", *SLOWLY, f"tracking.outputs={cut_outputs}", cold=True)
 
     def runs():
         return [d for d in cut_outputs.glob("*/*") if (d / "run.json").exists()]
@@ -339,7 +339,7 @@ def test_killed_for_real_and_resumed_the_weights_are_the_very_same(project, numb
 
 @pytest.mark.slow
 def test_a_run_that_is_being_trained_is_not_resumed(project):
-    process = project.start(project.root / "train.py", "trainer.epochs=100000", "tracking=off")
+    process = project.start(project.root / "train.py", "trainer.epochs=100000", "tracking=off", cold=True)
     wait_for_steps(project, process, 5)
     done = project.train("resume=last", check=False)
     os.kill(process.pid, signal.SIGKILL)
@@ -354,7 +354,7 @@ def test_in_mlflow_a_resumed_run_is_one_run_and_every_step_stands_there_once(pro
     from stores import mlflow_run, rows
     from waiting import until
 
-    process = project.start(project.root / "train.py", "trainer.epochs=100000")
+    process = project.start(project.root / "train.py", "trainer.epochs=100000", cold=True)
     directory = wait_for_steps(project, process, 200)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

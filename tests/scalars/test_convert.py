@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -276,7 +277,7 @@ def test_a_loss_with_grad_gives_no_warning_under_w_error():
         "w = torch.ones(2, requires_grad=True); l = scalar_loss((w * w).mean()); l.backward(); print(to_py(l))"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120
+        [warm.python(), "-W", "error", "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1.5 2.0\n1.0\n", "")
 
@@ -628,7 +629,7 @@ def test_the_first_tensor_of_a_process_may_be_met_inside_torch_compile():
         "f = torch.compile(lambda x: scalar_loss((x * x).mean()), backend='eager', fullgraph=True)\n"
         "print(to_py(f(torch.ones(3))))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([warm.python(), "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("True\n1.0\n", 0), done.stderr
 
 

@@ -3,9 +3,10 @@
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import warm
 
 REPOSITORY = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
@@ -36,10 +37,10 @@ class Project:
     def store(self):
         return self.root / "mlruns" / "mlflow.db"
 
-    def python(self, *arguments, cwd=None, check=True, timeout=300, **environment):
-        """Run python with these arguments; the completed process, with text output."""
+    def python(self, *arguments, cwd=None, check=True, timeout=300, cold=False, **environment):
+        """Run python with these arguments; the completed process, with text output. Warm, unless told otherwise (`warm.py`)."""
         done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
+            [warm.COLD if cold else warm.python(), *map(str, arguments)],
             cwd=cwd or self.root,
             env=clean_environment(**environment),
             capture_output=True,
@@ -58,10 +59,10 @@ class Project:
         """`daypoint …`."""
         return self.python("-m", "daypoint", *arguments, **options)
 
-    def start(self, *arguments, **environment):
-        """A python process in the background, in a process group of its own; its output can be read."""
+    def start(self, *arguments, cold=False, **environment):
+        """A python process in the background (for SIGKILL not a warm one), in a process group of its own; its output can be read."""
         return subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
+            [warm.COLD if cold else warm.python(), *map(str, arguments)],
             cwd=self.root,
             env=clean_environment(**environment),
             stdout=subprocess.PIPE,

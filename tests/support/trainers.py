@@ -24,6 +24,7 @@ def say(text):
 
 
 def main(root, mode, steps):
+    sys.executable = os.environ.get("COURIERS_PYTHON", sys.executable)
     run = WrittenRun(root, uri=os.environ.get("STORE"))
     courier = Courier.shared()
     courier.add(run.directory)

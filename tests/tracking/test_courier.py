@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import warm
 from projects import SUPPORT
 from waiting import until
 from written_runs import WrittenRun, stored_points, unused_port
@@ -24,7 +25,10 @@ from daypoint.tracking.courier import Courier, _environment
 from daypoint.tracking.sync import sync
 
 # MLflow's use of SQLAlchemy, not ours.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.usefixtures("warm_python"),
+]
 
 TRAINERS = SUPPORT / "trainers.py"
 
@@ -129,7 +133,9 @@ def test_starting_a_courier_takes_no_time():
     courier.shutdown(30.0)
 
 
-def test_the_courier_is_polite_and_deaf_to_ctrl_c(courier):
+def test_the_courier_is_polite_and_deaf_to_ctrl_c(monkeypatch):
+    monkeypatch.setattr("sys.executable", warm.COLD)
+    courier = Courier.start()
     assert os.getsid(courier.pid) == courier.pid
     until(lambda: os.getpriority(os.PRIO_PROCESS, courier.pid) >= 10)
     pid = courier.pid
@@ -137,6 +143,7 @@ def test_the_courier_is_polite_and_deaf_to_ctrl_c(courier):
     os.kill(pid, signal.SIGHUP)
     time.sleep(0.3)
     assert courier.pid == pid
+    courier.shutdown(30.0)
 
 
 def test_a_courier_without_runs_goes_when_it_is_hung_up_on():
@@ -148,7 +155,7 @@ def test_a_courier_without_runs_goes_when_it_is_hung_up_on():
 
 def test_importing_the_courier_imports_nothing_heavy():
     script = "import daypoint.tracking.courier, sys; print([m for m in ('mlflow', 'sqlalchemy', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm.COLD, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -259,12 +266,12 @@ class Trainer:
     """A fake trainer in a process of its own."""
 
     def __init__(self, root, mode, steps, **environment):
-        command = [sys.executable, str(TRAINERS), str(root), mode, str(steps)]
+        command = [warm.COLD, str(TRAINERS), str(root), mode, str(steps)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, "COURIERS_PYTHON": warm.python(), **environment},
             start_new_session=True,
         )
         self.directory = Path(self.process.stdout.readline().strip())
@@ -280,7 +287,9 @@ class Trainer:
         raise AssertionError("it ended before")
 
     def courier_pids(self):
-        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True
+        ).stdout
         wanted = f"daypoint.tracking.courier {self.process.pid}"
         return [int(line.split()[0]) for line in listed.splitlines() if line.endswith(wanted)]
 
@@ -529,7 +538,7 @@ def test_a_server_that_never_answers_bounds_the_end_of_a_run(root):
 def start_server(path, port):
     """An MLflow server on a SQLite file, ready to answer."""
     command = [
-        sys.executable,
+        warm.COLD,
         "-m",
         "mlflow",
         "server",
@@ -539,7 +548,7 @@ def start_server(path, port):
         str(port),
     ]
     command += ["--workers", "1", "--artifacts-destination", str(path.parent / "served")]
-    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    scripts = os.pathsep.join([str(Path(warm.COLD).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": scripts, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = subprocess.Popen(
         command,

@@ -16,6 +16,7 @@ from daypoint.tracking.packager import Packager
 # The courier prepares a store and imports mlflow, and each model imports torch and mlflow again.
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 

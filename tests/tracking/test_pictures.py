@@ -13,7 +13,10 @@ from daypoint.tracking.courier import Courier
 from daypoint.tracking.sync import sync
 
 # MLflow's use of SQLAlchemy, not ours.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.usefixtures("warm_python"),
+]
 
 
 @pytest.fixture

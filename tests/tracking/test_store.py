@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_runs import unused_port
@@ -14,7 +15,10 @@ from daypoint.base.errors import ConfigError, StoreError
 from daypoint.tracking import store
 
 # MLflow's use of SQLAlchemy, not ours.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.usefixtures("warm_python"),
+]
 
 ROOT = Path("/home/ada/project")
 
@@ -255,7 +259,7 @@ def test_a_dead_server_costs_seconds():
 
 def test_importing_the_store_does_not_import_mlflow():
     script = "import daypoint.tracking.store, sys; print([m for m in ('mlflow', 'sqlalchemy', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm.COLD, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -12,7 +12,10 @@ from daypoint.tracking.shipment import Shipment
 from daypoint.tracking.sync import sync
 
 # MLflow's use of SQLAlchemy, not ours.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.usefixtures("warm_python"),
+]
 
 
 def ended(root, points=3, **record):
