@@ -15,8 +15,8 @@ from projects import Project
 import daypoint
 
 DAY = "20261207"
-RUN = f"{DAY}/112556-079288"
-SWEEP = f"{DAY}/sweep-112605-691926"
+RUN = f"{DAY}/124824-577397"
+SWEEP = f"{DAY}/sweep-124835-192403"
 
 
 @pytest.fixture
