@@ -97,7 +97,7 @@ def test_one_that_cannot_be_packaged_is_named_and_the_next_one_is(root):
 def test_one_that_takes_too_long_is_stopped(root, monkeypatch):
     data = saved_models.digits()
     run = save(root, zoo("Linear", data), data=data)
-    monkeypatch.setattr("daypoint.packager.SECONDS", 0.5)
+    monkeypatch.setattr("daypoint.tracking.packager.SECONDS", 0.5)
     complaints = []
     packager = Packager(lambda directory, text: complaints.append(text))
     packager.take(run.directory, identity.read_run(run.directory), f"sqlite:///{root}/mlruns/mlflow.db")
