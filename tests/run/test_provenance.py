@@ -172,7 +172,7 @@ def test_only_untracked_code_and_settings_are_included_the_rest_is_named_with_it
 
 
 def test_a_large_data_set_is_not_hashed(repository, monkeypatch):
-    monkeypatch.setattr("daypoint.provenance._MOST_HASHED_BYTES", 10)
+    monkeypatch.setattr("daypoint.run.provenance._MOST_HASHED_BYTES", 10)
     (repository / "a.csv").write_bytes(b"12345678")
     (repository / "b.csv").write_bytes(b"12345678")
     diff = uncommitted_diff(repository)
@@ -338,7 +338,7 @@ def test_the_versions_are_told_without_importing_anything():
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
-    monkeypatch.setattr("daypoint.provenance.PACKAGES", ("no-such-package",))
+    monkeypatch.setattr("daypoint.run.provenance.PACKAGES", ("no-such-package",))
     assert versions()["no-such-package"] is None
 
 
