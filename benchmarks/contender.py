@@ -1,7 +1,7 @@
 """A way to log three scalars a step: how it is opened, told of a step, closed, and read back. And the two baselines.
 
 A contender imports its library inside its methods, so these modules can be imported in every environment. It knows nothing of timing.
-One number: three scalars a step, two of them 0-dim tensors, one a Python float.
+Each step has three scalars, two of them 0-dim tensors, one a Python float.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All contenders by name, daypoint among them.
 
-`python contenders.py CONTENDER PROJECT HANDLE` prints what is on disk, as JSON. One number: 13 of them.
+`python contenders.py CONTENDER PROJECT HANDLE` prints what is on disk, as JSON.
 """
 
 from __future__ import annotations

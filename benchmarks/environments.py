@@ -1,7 +1,7 @@
 """A virtual environment for each peer, made when it is first needed and kept for the next time.
 
 Each sees the packages of the environment that runs the benchmark (torch above all) behind its own, so that only the peer and what
-it lacks are installed. One number: 5 to 25 seconds for one that is not there yet.
+it lacks are installed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ two streams, are compared one by one with what they were.
 
 Prints a table, writes results/gpu-YYYYMMDD.json, and exits with 1 if daypoint synchronises, transfers more
 often than every 16th step, or records one wrong value; with 2 if there is no GPU.
-One number: none, the synchronisations that daypoint may add to a step.
 """
 
 from __future__ import annotations

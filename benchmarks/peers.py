@@ -1,6 +1,6 @@
 """The peers: each is used as its own quick start shows it, with its default settings, unless the class says otherwise.
 
-`read` looks at what is on disk with the peer's own reader where it has one. One number: eight ways in six packages.
+`read` looks at what is on disk with the peer's own reader where it has one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a process and its helpers use, from /proc: their pids, CPU seconds and peak memory. Elsewhere than on Linux: of this process only.
 
-One number: a look at all processes takes a few milliseconds, so it is for pauses, not for loops.
+A look at all processes takes a few milliseconds, so it is for pauses, not for loops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What was measured, as numbers a person reads: medians and ratios, the machine, the JSON file and the Markdown page.
 
 Everything that is compared was measured in the same round: a contender's stretch with its own process's stretch without logging, and
-with the list. One number: a median that may be off by e is written ± e (normal approximation from the median absolute deviation).
+with the list. A median that may be off by e is written ± e (normal approximation from the median absolute deviation).
 """
 
 from __future__ import annotations

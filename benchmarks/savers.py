@@ -1,6 +1,6 @@
 """The ways to save a training that checkpoint.py compares, each with a way to read back what it wrote.
 
-Everybody brings the data to the disk. They know nothing of timing. One number: a linear layer of 1024 × 1024 in float32 and the two
+Everybody brings the data to the disk. They know nothing of timing. A linear layer of 1024 × 1024 in float32 and the two
 moments of Adam for it are 12.6 MB.
 """
 

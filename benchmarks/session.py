@@ -5,7 +5,7 @@
     python session.py calibrate none '{}'                 the width of the model that makes a step a millisecond
 
 The last line of stdout is the result, as JSON. Runs in the contender's environment and imports only torch and the contender.
-This module knows nothing of other contenders, files of results or tables. One number: the loop keeps one thread busy, so on two cores
+This module knows nothing of other contenders, files of results or tables. The loop keeps one thread busy, so on two cores
 a contender's helper process has the other one.
 """
 

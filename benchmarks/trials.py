@@ -1,7 +1,7 @@
 """One measurement: a session in the contender's environment, ended or killed, and what is left on disk compared with what was logged.
 
 Every process has its end: a session that takes too long is killed, and so are helper processes that outlive their trainer for a minute.
-One number: a point is 8 bytes that have to be found again; float32 is called rounded, not kept.
+A point is 8 bytes that have to be found again; a value in float32 counts as rounded, not as kept.
 """
 
 from __future__ import annotations
