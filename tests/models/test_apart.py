@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+import warm
 from projects import clean_environment
 from repositories import git
 
@@ -54,7 +55,7 @@ def project(root, answer, module="clashing"):
 
 
 def train(root):
-    subprocess.run([sys.executable, "train.py"], cwd=root, check=True, env=clean_environment())
+    subprocess.run([warm.python(), "train.py"], cwd=root, check=True, env=clean_environment())
     return root
 
 
@@ -154,7 +155,7 @@ def test_resuming_with_an_edited_model_says_so(tmp_path):
     (root / "clashing_parts.py").write_text("def answer():\n    return 3\n")
     script = (root / "train.py").read_text().replace("quiet=True", "quiet=True, resume='last'")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [warm.python(), "-c", textwrap.dedent(script)],
         cwd=root, capture_output=True, text=True, env=clean_environment(),
     )  # fmt: skip
     assert "clashing_parts.py has changed since this run began" in done.stderr, done.stderr
