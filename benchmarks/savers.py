@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import daypoint
 from daypoint.checkpoints import checkpoint
+from daypoint.record import shelf
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is meant
 
@@ -174,7 +175,9 @@ class Daypoint(Contender):
 
     def read(self) -> Tensors:
         empty = Training(len(self.training.model))
-        checkpoint.restore(self.path, model=empty.model, optimizer=empty.optimizer, full_verify=True)
+        if problems := shelf.verify(self.path):
+            raise ValueError(problems)
+        checkpoint.restore(self.path, model=empty.model, optimizer=empty.optimizer)
         return empty.tensors()
 
     def close(self) -> None:

@@ -26,6 +26,10 @@ VICTIMS = """
     import os, random, sys
     import torch, daypoint
     model = torch.nn.Linear(32, 32)
+    torch.optim.Adam(model.parameters())  # what this imports, no child has to import
+    with daypoint.open_run({"tracking": {"enabled": False, "outputs": sys.argv[1]}}, quiet=True) as run:
+        run.log(loss=1.0)
+        run.save(model=model)
 
     def child(outputs, seed):
         torch.manual_seed(seed)
@@ -59,7 +63,8 @@ VICTIMS = """
 def test_two_hundred_kills_lose_nothing_that_was_acknowledged(tmp_path):
     """SIGKILL at 200 random moments: logging, saving, thinning out, ending an epoch. The oracle reads a pipe."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(VICTIMS)],
+        [sys.executable, "-c", textwrap.dedent(VICTIMS), str(tmp_path / "warm")],
+        cwd=tmp_path,  # not in a repository, of which git would have to be asked 200 times
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
