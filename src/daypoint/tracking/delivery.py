@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint.base import day
+from daypoint.base import day, files
 from daypoint.base.day import RunFiles
 from daypoint.base.errors import DaypointError, RunError
 from daypoint.record import identity
@@ -330,7 +330,11 @@ def _log_failure(directory: Path, work: Callable[[], str | None]) -> None:
 
 def _log(directory: Path, text: str) -> None:
     path = RunFiles(directory, "").courier_log
-    with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with (
+        contextlib.suppress(OSError),
+        open(files.open_descriptor(path, flags), "a", encoding="utf-8") as file,
+    ):
         file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
 
 

@@ -138,7 +138,7 @@ def page_of(uri: str, uid: str) -> str | None:
     the store is not a SQLite file.
     """
     path = sqlite_path(uri)
-    if path is None or not path.exists():
+    if path is None or not path.is_file():
         return None
     question = (
         "SELECT r.experiment_id, r.run_uuid FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid "
@@ -168,7 +168,13 @@ def check_experiment(uri: str, name: str) -> None:
             f"tracking.experiment: expected 1 to 500 characters, found {len(name)}; choose another name"
         )
     path = sqlite_path(uri)
-    if path is None or not path.exists() or path.stat().st_size == 0:
+    if path is None or not path.exists():
+        return
+    if not path.is_file():  # SQLite would wait for a FIFO
+        raise StoreError(
+            f"{path}: expected a SQLite file, found something else; move it away, or set tracking.uri"
+        )
+    if path.stat().st_size == 0:
         return
     question = "SELECT experiment_id, lifecycle_stage, artifact_location FROM experiments WHERE name = ?"
     try:
