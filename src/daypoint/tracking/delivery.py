@@ -31,7 +31,7 @@ from daypoint.record.ending import ending_of, is_abandoned
 from daypoint.tracking import store
 from daypoint.tracking.packager import Packager
 from daypoint.tracking.shipment import Shipment
-from daypoint.tracking.sync import is_down, one_line, store_of
+from daypoint.tracking.sync import is_down, one_line
 from daypoint.tracking.trainer_pipe import TrainerPipe
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Delivery:
 
     def _begin(self, task: Task) -> Shipment | None:
         record = identity.read_run(task.directory)
-        uri, artifacts = store_of(task.directory, record)
+        uri, artifacts = store.of_run(task.directory, record)
         if uri is None:
             raise RunError(f"{task.directory}: made with tracking.enabled=false; nothing to send")
         if uri not in self._clients or task.failures:
