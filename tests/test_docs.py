@@ -35,7 +35,6 @@ from pathlib import Path
 
 import pytest
 import typer
-import warm
 
 import daypoint
 from daypoint.base import day
@@ -186,7 +185,10 @@ class Reader:
         self.project = project
         self.session = None
         self.names = {}
-        tools = Path(warm.python()).parent
+        import warm  # found by pytest, not by `python tests/test_docs.py`
+
+        self.python = warm.python()
+        tools = Path(self.python).parent
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -236,7 +238,7 @@ class Reader:
     def _python(self, text):
         if self.session is None:
             self.session = subprocess.Popen(
-                [warm.python(), "-W", "error::UserWarning", "-c", SESSION],
+                [self.python, "-W", "error::UserWarning", "-c", SESSION],
                 cwd=self.project.root,
                 env=self.environment,
                 stdin=subprocess.PIPE,
