@@ -39,7 +39,7 @@ def configs(run_files: RunFiles, record: Mapping[str, Any]) -> Iterator[str]:
     for attempt in attempts:
         path = run_files.config_of(attempt["number"])
         try:
-            found = yaml.safe_load(path.read_bytes())
+            found = yaml.safe_load(files.read_bytes(path))
             given = whole.get(attempt["number"])
             if given is not None:
                 same = _hash(found) == _hash(config.escaped(given))
@@ -91,7 +91,7 @@ def log(run_files: RunFiles, events: Sequence[Event]) -> Iterator[str]:
     path = run_files.train_log
     possible, is_written = _possible_logs(events)
     try:
-        found = _said(files.loads(path.read_bytes()))
+        found = _said(files.loads(files.read_bytes(path)))
         ways = itertools.chain([possible], (_possible_logs(heard)[0] for heard in _as_heard(events)))
         if not any(found == _said(train_log(run_files, *each)) for way in ways for each in way):
             yield f"{path}: it is not what the journal says of the epochs; one of them was changed after it was written"

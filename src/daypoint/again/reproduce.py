@@ -155,7 +155,11 @@ def warnings(run: StoredRun, script: Script, outputs: Path) -> list[str]:
     if before["commit"] != now["commit"]:
         todo.append(f"git checkout {before['commit']}")
     diff = run.files.uncommitted_diff()
-    if before["diff_sha256"] != now["diff_sha256"] and diff.is_file() and b"diff --git " in diff.read_bytes():
+    if (
+        before["diff_sha256"] != now["diff_sha256"]
+        and diff.is_file()
+        and b"diff --git " in files.read_bytes(diff)
+    ):
         todo.append(f"git apply {diff}")
     was = f"commit {before['commit'][:12]} with {'uncommitted changes' if before['diff_sha256'] else 'nothing else'}"
     return [*lines, *([f"to have it as it was ({was}): {'; '.join(todo)}"] if todo else [])]

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from daypoint.again import agreement
-from daypoint.base.errors import DaypointError
+from daypoint.base import files
+from daypoint.base.errors import DaypointError, FileError
 from daypoint.record import journal, manifest, shelf
 from daypoint.record.catalog import StoredRun
 
@@ -42,6 +43,8 @@ def _journal(run: StoredRun, is_live: bool) -> list[str]:
         reading = journal.read(path)
     except FileNotFoundError:
         return [f"{path}: expected the journal, found nothing"]
+    except FileError as error:
+        return [str(error)]
     problems = [f"{path}: {damage}" for damage in reading.damages]
     if not problems:  # else it is known already that something is missing
         problems += [f"{path}: {place}" for place in journal.misplaced(path)]
@@ -78,6 +81,13 @@ def _checkpoints(run: StoredRun) -> Iterator[str]:
 
 def _pointers(run: StoredRun) -> Iterator[str]:
     for name in ("last", "best"):
+        path = run.files.pointer(name)
+        try:
+            files.open_regular(path).close()
+        except FileNotFoundError:
+            continue
+        except FileError as error:
+            yield str(error)
         target = run.pointer(name)
         is_there = target is None or (run.files.checkpoints / target).is_dir()
         if not is_there and run.pointer(name) == target:  # else it was moved meanwhile
@@ -92,7 +102,7 @@ def _diffs(run: StoredRun) -> Iterator[str]:
         if expected is None:
             continue
         try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            found = hashlib.sha256(files.read_bytes(path)).hexdigest()
         except OSError as error:
             yield f"{path}: expected the uncommitted changes of the code, found {error.strerror}"
             continue

@@ -252,8 +252,8 @@ def outputs_of(directory: Path, day: str) -> Path | None:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run (it has a run.json)."""
-    return (directory / "run.json").is_file()
+    """Whether a directory holds a run (it has a run.json; whether that can be read is for who reads it)."""
+    return (directory / "run.json").exists()
 
 
 def run_directories(outputs: Path, day: str | None = None) -> list[Path]:

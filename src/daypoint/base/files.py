@@ -1,4 +1,4 @@
-"""Strict JSON in and out, and atomic replacement of a file.
+"""Strict JSON in and out, the opening of files, and atomic replacement of a file.
 
 Strict JSON (RFC 8259) has no NaN, no infinities, and only doubles to count on. So that `jq`, orjson and a browser
 read the same numbers that were written:
@@ -13,14 +13,18 @@ This module knows nothing of runs or days.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import secrets
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
+
+from daypoint.base.errors import FileError
 
 SAFE_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps (I-JSON, RFC 7493)."""
@@ -119,6 +123,84 @@ def _decode(value: Any) -> Any:
                 return int(digits)
         return {key: _decode(item) for key, item in value.items()}
     return value
+
+
+def open_descriptor(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file and nothing else: to open a FIFO would wait for its other end, and a device never ends.
+
+    Raises:
+        FileError: something else is there.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        # ENXIO: a socket, or a FIFO to be written that nobody reads; EISDIR: a directory to be written.
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise FileError(_kind(os.stat(path).st_mode), os.fspath(path)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise FileError(_kind(mode), os.fspath(path))
+    return descriptor
+
+
+def open_regular(path: str | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:
+    """`open(path, "rb")` for a regular file and nothing else.
+
+    Raises:
+        FileError: something else is there.
+        OSError: it cannot be opened.
+    """
+    return os.fdopen(open_descriptor(path), "rb", buffering=buffering)
+
+
+def read_bytes(path: str | os.PathLike[str], *, most_bytes: int | None = None) -> bytes:
+    """The content of a regular file, of the size that it has when it is opened: one that grows meanwhile does not matter.
+
+    Args:
+        most_bytes: read no more than so much; None: all of it.
+
+    Raises:
+        FileError: something else is there.
+        OSError: it cannot be read.
+    """
+    with open_regular(path, buffering=0) as file:
+        left = os.fstat(file.fileno()).st_size
+        left = left if most_bytes is None else min(left, most_bytes)
+        parts = []
+        while left and (part := file.read(left)):
+            parts.append(part)
+            left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def lines(path: str | os.PathLike[str], offset_bytes: int = 0) -> Iterator[bytes]:
+    """The lines of a regular file from an offset on that begin before the end that it has when it is opened.
+
+    Raises:
+        FileError: something else is there.
+        OSError: it cannot be read.
+    """
+    with open_regular(path, buffering=2**20) as file:
+        size, begin = os.fstat(file.fileno()).st_size, file.seek(offset_bytes)
+        for line in file:
+            yield line
+            begin += len(line)
+            if begin >= size:
+                return
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "no regular file")
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -197,7 +197,7 @@ def restore(directory: Path, *, model: torch.nn.Module, **rest: Any) -> tuple[Re
     weights, metadata = tensorfile.read_tensors(paths.weights)
     tensors, _ = tensorfile.read_tensors(paths.state_tensors)
     try:
-        document = orjson.loads(paths.state.read_bytes())
+        document = orjson.loads(disk.read_bytes(paths.state))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{paths.state}: expected strict JSON: {error}") from error
     saved = snapshot.Snapshot(weights, metadata, tensors, document)

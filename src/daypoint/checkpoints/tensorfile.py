@@ -19,6 +19,7 @@ import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 
+from daypoint.base import files
 from daypoint.base.errors import CheckpointError
 
 NATIVE = {
@@ -113,6 +114,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         CheckpointError: it is no whole safetensors file.
     """
     try:
+        files.open_regular(path).close()  # the library would wait for a FIFO
         with safe_open(path, framework="pt") as file:
             # The tensors are windows into the file; clones keep nothing of it.
             return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

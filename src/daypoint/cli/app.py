@@ -210,7 +210,7 @@ def sync(
         uri = uri or store.tracking_uri(None, day.project_root(Path.cwd()))
         if (aside := store.put_aside(uri)) is not None:
             print(f"the store as it was: {aside}")
-        directories = [run.directory for run in runs if sending.store_of(run.directory, run.record)[0] == uri]
+        directories = [run.directory for run in runs if store.of_run(run.directory, run.record)[0] == uri]
     elif all_runs:
         directories = day.run_directories(where)
     else:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from daypoint.base import day
 from daypoint.base.errors import ConfigError, DaypointError
-from daypoint.base.files import loads, write_atomic
+from daypoint.base.files import loads, read_bytes, write_atomic
 from daypoint.base.redaction import HIDDEN, redact, redact_overrides, redact_text
 from daypoint.hydra.overrides import as_given, in_one_spelling, space_of
 from daypoint.hydra.sweep_summary import print_summary
@@ -202,7 +202,7 @@ def _hide(line: logging.LogRecord) -> bool:
 def hide_secrets(path: Path) -> None:
     """Hydra has written multirun.yaml with every secret in clear; hide them before the first job begins."""
     if path.is_file():
-        plain = yaml.safe_load(path.read_text())
+        plain = yaml.safe_load(read_bytes(path))
         overrides = plain["hydra"]["overrides"]
         overrides["task"] = redact_overrides(overrides["task"])
         overrides["hydra"] = redact_overrides(overrides["hydra"])
@@ -321,6 +321,6 @@ def _now() -> str:
 
 def _run_record(directory: Path) -> dict[str, Any]:
     try:
-        return loads((directory / "run.json").read_bytes())
+        return loads(read_bytes(directory / "run.json"))
     except (OSError, ValueError):
         return {}  # it failed before it opened a run

@@ -15,11 +15,13 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from daypoint.base import files
 from daypoint.base.errors import CheckpointError
 from daypoint.record import source
 
@@ -84,7 +86,7 @@ def _content(module: str, was: Mapping[str, str], root: Path, commit: object) ->
     path = source.place(module, was["file"], root)
     if path is None:
         return None
-    candidates = [path.read_bytes] if path.is_file() else []
+    candidates = [partial(files.read_bytes, path)] if path.is_file() else []
     if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40,64}", commit):
         candidates.append(lambda: _committed(root, commit, was["file"]))
     for read in candidates:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from daypoint.base import files
 from daypoint.record import targets
 
 
@@ -78,7 +79,7 @@ def _imported(path: Path) -> Iterator[str]:
     """The top-level names that the files of a module import, wherever in them."""
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         try:
-            tree = ast.parse(file.read_bytes())
+            tree = ast.parse(files.read_bytes(file))
         except SyntaxError:
             continue  # what cannot be parsed is not what was just imported
         for node in ast.walk(tree):

@@ -83,7 +83,7 @@ def save(
     Returns:
         Why it is not a pt2 program, None if it is one; what the saved model answers to each of the batches.
     """
-    card = orjson.loads(checkpoint.card.read_bytes())
+    card = orjson.loads(files.read_bytes(checkpoint.card))
     reason = takes.why_code
     if reason is None:
         try:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from daypoint.base import files
 from daypoint.base.errors import PackageError
 
 BATCHES = (1, 2, 3, 7)
@@ -120,7 +121,9 @@ def read_example(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
         PackageError: it is not an array of at least one row of numbers.
     """
     try:
-        example = np.load(path, allow_pickle=False)
+        files.open_regular(path).close()
+        # Mapped, an array that claims to be larger than its file is refused before there is memory for it.
+        example = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise PackageError(f"{path}: expected an array as numpy.save writes it, found: {error}") from error
     shape = list(getattr(example, "shape", ()))  # np.load also opens archives of several arrays
@@ -129,7 +132,7 @@ def read_example(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
         raise PackageError(
             f"{path}: expected an array [batch, …] of numbers, at least one row, found {found}"
         )
-    return example.astype(dtype) if example.dtype.kind == "f" else example
+    return example.astype(dtype) if example.dtype.kind == "f" else np.array(example)
 
 
 def _raw_rows(recipes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:

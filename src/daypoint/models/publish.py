@@ -162,7 +162,7 @@ def _publish(chosen: Chosen, outputs: Path, uri: str | None, example: Path | Non
             days_model = load.choose(day_tag, outputs, experiment)
     if days_model is not None and days_model.path == chosen.path:
         pins.give_alias(outputs, day_tag, experiment, uid=facts["uid"], card_sha256=facts["card_sha256"])
-    address = uri or sync.store_of(run.directory, run.record)[0]
+    address = uri or store.of_run(run.directory, run.record)[0]
     if address is None:
         complaint = "not registered: the run was made with tracking.enabled=false; --uri sends it anyway"
         return Published(run, facts, None, None, complaint, None)

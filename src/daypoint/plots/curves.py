@@ -161,7 +161,7 @@ def check_metrics(asked: Sequence[str], runs: Sequence[RunCurves]) -> None:
 
 def _best_step(run_files: RunFiles) -> int | None:
     try:
-        return int(files.loads(run_files.pointer("best").read_bytes())["step"])
+        return int(files.loads(files.read_bytes(run_files.pointer("best")))["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # there is none; a damaged one is for `daypoint verify`
 

@@ -101,11 +101,8 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         FileNotFoundError: there is no journal.
     """
-    with open(path, "rb", buffering=2**20) as file:
-        for line in file:
-            try:
-                yield journal.parse_encoded(
-                    line[:-1]
-                )  # of an unfinished last line the checksum is cut off, too
-            except ValueError:
-                continue
+    for line in files.lines(path):
+        try:
+            yield journal.parse_encoded(line[:-1])  # of an unfinished last line the checksum is cut off, too
+        except ValueError:
+            continue

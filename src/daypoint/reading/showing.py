@@ -71,7 +71,7 @@ def _head(run: StoredRun) -> Iterator[tuple[str, str]]:
         yield "git", git["reason"]
     if data := record.get("data"):
         yield "data", f"{data.get('name')}, {data.get('rows')} rows, fingerprint {data.get('fingerprint')}"
-    yield "mlflow", _mlflow(record)
+    yield "mlflow", _mlflow(run.directory, record)
     if attempt.get("overrides"):
         yield "overrides", " ".join(attempt["overrides"])
     if (card := best_card(run)) is not None:
@@ -94,8 +94,8 @@ def _epoch_text(epoch: int | None) -> str:
     return "" if epoch is None else f", epoch {epoch + 1}"
 
 
-def _mlflow(record: dict[str, Any]) -> str:
-    uri = record.get("tracking_uri")
+def _mlflow(directory: Path, record: dict[str, Any]) -> str:
+    uri = store.of_run(directory, record)[0] if record.get("tracking_uri") else None
     if uri is None:
         return "nowhere (tracking is off)"
     where = f"experiment {record.get('experiment')} in {uri}"

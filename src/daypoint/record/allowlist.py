@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from daypoint.base import files
 from daypoint.base.errors import ConfigError
 from daypoint.record import targets
 
@@ -47,14 +48,14 @@ def of_project(root: Path) -> tuple[str, ...]:
     named = {
         name
         for path in sorted(root.glob("conf/**/*.yaml"))
-        for name in _TARGET.findall(path.read_text(encoding="utf-8", errors="replace"))
+        for name in _TARGET.findall(files.read_bytes(path).decode("utf-8", "replace"))
     }
     return (*_listed(root / "pyproject.toml"), *sorted(named))
 
 
 def _listed(path: Path) -> list[str]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(files.read_bytes(path).decode())
     except FileNotFoundError:
         return []
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from daypoint.base import day, files
 from daypoint.base.day import RunFiles
-from daypoint.base.errors import AddressError, DaypointError, RunError
+from daypoint.base.errors import AddressError, DaypointError, FileError, RunError
 from daypoint.record import documents, identity, ranges
 from daypoint.record.ending import is_abandoned, last_event, recover
 
@@ -61,12 +61,12 @@ class StoredRun:
         first epoch has ended.
         """
         try:
-            log = files.loads(self.files.train_log.read_bytes())
+            log = files.loads(files.read_bytes(self.files.train_log))
             whole = all(
                 isinstance(of["stats"], dict) and isinstance(of["metrics"], dict) for of in log["epochs"]
             )
             return log if whole else {}
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, FileError, ValueError, KeyError, TypeError):
             return {}  # not there, or damaged; the journal has it all, and `daypoint verify` names the damage
 
     @cached_property
@@ -111,8 +111,8 @@ class StoredRun:
     def pointer(self, name: str) -> str | None:
         """The checkpoint that `last` or `best` points to."""
         try:
-            return files.loads(self.files.pointer(name).read_bytes())["checkpoint"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return files.loads(files.read_bytes(self.files.pointer(name)))["checkpoint"]
+        except (FileNotFoundError, FileError, ValueError, KeyError, TypeError):
             return None
 
 

@@ -63,8 +63,7 @@ def lacking(content: Mapping[str, Any], needed: Mapping[str, type]) -> str | Non
 
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object from a file that may hold anything. ValueError says what was found instead."""
-    with open(path, "rb") as file:
-        text = file.read(_LARGEST_BYTES + 1)
+    text = files.read_bytes(path, most_bytes=_LARGEST_BYTES + 1)
     if len(text) > _LARGEST_BYTES:
         raise ValueError(f"more than {_LARGEST_BYTES // 2**20} MiB")
     try:
@@ -97,5 +96,5 @@ def locked(path: Path) -> FileLock:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's content, as hexadecimal digits."""
-    with open(path, "rb") as file:
+    with files.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

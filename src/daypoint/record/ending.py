@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from daypoint.base import day
+from daypoint.base import day, files
 from daypoint.base.day import RunFiles
 from daypoint.record import identity, journal, spool
 
@@ -136,7 +136,7 @@ def last_event(path: Path, *, other_than: str | None = None) -> dict[str, Any] |
     """
     if not path.exists():
         return None
-    with open(path, "rb") as file:
+    with files.open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         length = 2**13
         while True:

@@ -76,6 +76,38 @@ def read_run(directory: Path) -> dict[str, Any]:
         raise AddressError(f"{directory}: expected a run directory, found no run.json in it") from None
 
 
+# ---------------------------------------------------------------- where the project is
+
+
+def project_then_and_now(directory: Path, record: Mapping[str, Any]) -> tuple[Path, Path]:
+    """The project of a run: where it was when the run was recorded, and where it is now, moved or copied since then.
+
+    Args:
+        directory: the run directory, absolute.
+        record: its run.json.
+    """
+    place = record.get("place") or {"root": record["root"], "directory": _directory_then(directory, record)}
+    root, was = Path(place["root"]), Path(place["directory"])
+    if was == directory:
+        return root, root
+    if was.is_relative_to(root):
+        inside = was.relative_to(root).parts
+        if directory.parts[-len(inside) :] == inside:
+            return root, directory.parents[len(inside) - 1]
+    if root.exists():
+        return root, root  # the run alone was moved, or the outputs never were in the project
+    return root, day.project_root(directory if was.is_relative_to(root) else Path.cwd())
+
+
+def _directory_then(directory: Path, record: Mapping[str, Any]) -> Path:
+    """Where a run of daypoint 0.1.0, which did not record it, was filed."""
+    root, outputs = Path(record["root"]), day.outputs_of(directory, record["day"])
+    if outputs is None:
+        return directory
+    setting = (record.get("config", {}).get("tracking") or {}).get("outputs") or "outputs"
+    return root / Path(setting).expanduser() / directory.relative_to(outputs)
+
+
 # ---------------------------------------------------------------- the hash of a config
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import orjson
 
+from daypoint.base import files
 from daypoint.base.errors import JournalError, RunError
 from daypoint.base.files import decode_metrics, encode_metrics
 
@@ -108,7 +109,7 @@ class Journal:
             FileNotFoundError: there is none.
             RunError: another live process writes it.
         """
-        journal = cls(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+        journal = cls(path, files.open_descriptor(path, os.O_RDWR | os.O_APPEND))
         size = os.fstat(journal._descriptor).st_size
         journal.is_torn = size > 0 and os.pread(journal._descriptor, 1, size - 1) != b"\n"
         return journal
@@ -219,19 +220,17 @@ def read(path: Path, offset_bytes: int = 0, most_bytes: int | None = None) -> Re
     events: list[dict[str, Any]] = []
     damages: list[Damage] = []
     end = offset_bytes
-    with open(path, "rb", buffering=2**20) as file:
-        file.seek(offset_bytes)
-        for text in file:
-            if not text.endswith(b"\n"):
-                return Reading(events, damages, end, len(text))
-            if len(text) > 1:
-                try:
-                    events.append(parse(text[:-1]))
-                except ValueError as error:
-                    damages.append(Damage(end, len(text) - 1, str(error)))
-            end += len(text)
-            if most_bytes is not None and end - offset_bytes >= most_bytes:
-                break
+    for text in files.lines(path, offset_bytes):
+        if not text.endswith(b"\n"):
+            return Reading(events, damages, end, len(text))
+        if len(text) > 1:
+            try:
+                events.append(parse(text[:-1]))
+            except ValueError as error:
+                damages.append(Damage(end, len(text) - 1, str(error)))
+        end += len(text)
+        if most_bytes is not None and end - offset_bytes >= most_bytes:
+            break
     return Reading(events, damages, end, 0)
 
 
@@ -241,11 +240,10 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         FileNotFoundError: there is no journal.
     """
-    with open(path, "rb", buffering=2**20) as file:
-        for text in file:
-            if text.endswith(b"\n") and len(text) > 1:
-                with contextlib.suppress(ValueError):
-                    yield parse(text[:-1])
+    for text in files.lines(path):
+        if text.endswith(b"\n") and len(text) > 1:
+            with contextlib.suppress(ValueError):
+                yield parse(text[:-1])
 
 
 def misplaced(path: Path) -> Iterator[str]:
@@ -255,19 +253,18 @@ def misplaced(path: Path) -> Iterator[str]:
     Raises:
         FileNotFoundError: there is no journal.
     """
-    with open(path, "rb", buffering=2**20) as file:
-        begin = checked = moved = 0
-        for text in file:
-            if b'"at":' in text:
-                with contextlib.suppress(ValueError):
-                    said = parse_encoded(text[:-1]).get("at", begin - moved)
-                    if begin - said != moved:
-                        gone = moved - (begin - said)
-                        what = f"{gone} bytes are missing" if gone > 0 else f"{-gone} bytes were put in"
-                        yield f"bytes {checked} to {begin}: {what}; whole lines were changed after they were written"
-                        moved = begin - said
-                    checked = begin
-            begin += len(text)
+    begin = checked = moved = 0
+    for text in files.lines(path):
+        if b'"at":' in text:
+            with contextlib.suppress(ValueError):
+                said = parse_encoded(text[:-1]).get("at", begin - moved)
+                if begin - said != moved:
+                    gone = moved - (begin - said)
+                    what = f"{gone} bytes are missing" if gone > 0 else f"{-gone} bytes were put in"
+                    yield f"bytes {checked} to {begin}: {what}; whole lines were changed after they were written"
+                    moved = begin - said
+                checked = begin
+        begin += len(text)
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -305,7 +302,7 @@ def unwritten(path: Path) -> Iterator[bool]:
     (Processes of this machine, or of any on a file system with flock.)
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = files.open_descriptor(path)
     except FileNotFoundError:
         yield True
         return

@@ -62,7 +62,7 @@ def give_alias(outputs: Path, day_tag: str, experiment: str, *, uid: str, card_s
 def _read(outputs: Path, day_tag: str) -> dict[str, Any]:
     path = day.promoted_file(outputs, day_tag)
     try:
-        content = files.loads(path.read_bytes())
+        content = files.loads(files.read_bytes(path))
         return {name: dict(content.get(name, {})) for name in ("pins", "aliases")}
     except FileNotFoundError:
         return {"pins": {}, "aliases": {}}

@@ -98,7 +98,8 @@ def _problems(directory: Path, card: Mapping[str, Any], uid: str | None, *, full
     for name in sorted(names & card["files"].keys()):
         path, listed = directory / name, card["files"][name]
         try:
-            size = path.stat().st_size
+            with disk.open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
             if size != listed["bytes"]:
                 problems.append(f"{path}: expected {listed['bytes']} bytes, found {size}")
             elif full and documents.sha256(path) != listed["sha256"]:
@@ -271,7 +272,7 @@ def move_pointers(files: RunFiles) -> None:
             content |= {"metric": metric, "mode": mode, "value": value}
         text = disk.dumps(content)
         try:
-            if not pointer.is_file() or pointer.read_bytes() != text:
+            if not pointer.is_file() or disk.read_bytes(pointer) != text:
                 disk.write_atomic(pointer, text)
         except OSError as error:
             raise CheckpointError(

@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from daypoint.base import files
 from daypoint.record import targets
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -64,7 +65,7 @@ def recorded(node: Any, root: Path) -> dict[str, dict[str, str]]:
         name = waiting.pop()
         path = None if name in found else _file_of_imported(name, root)
         if path is not None:
-            content = path.read_bytes()
+            content = files.read_bytes(path)
             found[name] = {
                 "file": path.relative_to(root).as_posix(),
                 "sha256": hashlib.sha256(content).hexdigest(),
@@ -84,7 +85,7 @@ def differences(code: Mapping[str, Mapping[str, str]], root: Path) -> list[Diffe
     changed = []
     for name, was in code.items():
         path = _file_to_import(name)
-        sha256 = None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+        sha256 = None if path is None else hashlib.sha256(files.read_bytes(path)).hexdigest()
         if sha256 != was["sha256"]:
             changed.append(Difference(name, was["file"], was["sha256"], path, sha256))
     return changed

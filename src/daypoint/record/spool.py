@@ -38,6 +38,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from daypoint.base import files
 from daypoint.base.errors import JournalError
 from daypoint.record import journal
 from daypoint.record.journal import Journal
@@ -255,7 +256,7 @@ def recover(spool: Path, of: Path, pid: int | None = None) -> None:
         OSError: it cannot be written. Nothing is lost; try again.
     """
     try:
-        descriptor = os.open(spool, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = files.open_descriptor(spool, os.O_RDWR)
     except FileNotFoundError:
         return
     try:
@@ -280,7 +281,7 @@ def recover(spool: Path, of: Path, pid: int | None = None) -> None:
 
 
 def _complete(path: Path, batch: Batch) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    descriptor = files.open_descriptor(path, os.O_RDWR | os.O_APPEND)
     try:
         whole = _lines(batch.names, batch.epoch, batch.rows)
         found = os.pread(descriptor, len(whole), batch.offset_bytes)

@@ -44,7 +44,7 @@ class Closing:
     process: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
-        root = Path(self.record["root"])
+        root = Path(self.record["place"]["root"])
         outputs = config.outputs_directory(self.settings, root)
         self._outputs = "" if outputs == root / "outputs" else f" --outputs {quote(str(outputs))}"
         # In a command that works from the project's directory.
@@ -121,8 +121,8 @@ class Closing:
             commands.append((f"daypoint package {self._called}", "the best checkpoint, for MLflow to serve"))
         elif self.courier is not None:
             commands.append(("daypoint ui", "compare the days in MLflow"))
-        if day.project_root(Path.cwd()) != Path(self.record["root"]):
-            commands.insert(0, (f"cd {quote(self.record['root'])}", "the project of this run"))
+        if day.project_root(Path.cwd()) != Path(self.record["place"]["root"]):
+            commands.insert(0, (f"cd {quote(self.record['place']['root'])}", "the project of this run"))
         return commands
 
     @property
@@ -154,7 +154,7 @@ class Closing:
             return f"being sent in the background; if that fails: daypoint sync {self._called}"
         if outcome.done:
             page, uri, ui = outcome.url or "", self.record["tracking_uri"], "daypoint ui"
-            if uri != store.tracking_uri(None, Path(self.record["root"])):
+            if uri != store.tracking_uri(None, Path(self.record["place"]["root"])):
                 ui += f" --uri {quote(redact_text(uri))}"
             address = page if page.startswith("http") else f"{store.UI_ADDRESS}/{page} (while `{ui}` runs)"
             return f"experiment {self.record['experiment']}, {address}"

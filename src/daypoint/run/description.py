@@ -31,6 +31,11 @@ REPRODUCES_VARIABLE = "DAYPOINT_REPRODUCES"
 """Set by `daypoint reproduce` for the script that it starts: which run is to be reproduced."""
 
 
+def place_of(request: Request, directory: Path) -> dict[str, str]:
+    """Where project and run are now, by which it is noticed that they were moved."""
+    return {"root": str(request.root), "directory": str(directory)}
+
+
 def new_record(request: Request, directory: Path, moment: datetime, git: dict[str, Any]) -> dict[str, Any]:
     """The content of run.json at the start of a run.
 
@@ -64,6 +69,7 @@ def new_record(request: Request, directory: Path, moment: datetime, git: dict[st
         "threads": _threads(),
         "ranks": group.count(),
         "root": str(request.root),
+        "place": place_of(request, directory),
         "experiment": request.experiment,
         "tracking_uri": uri,
         "artifact_root": store.artifact_root(uri, request.root) if uri is not None else None,

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from daypoint.base import day
 from daypoint.base.day import RunFiles
-from daypoint.base.errors import CheckpointError, ConfigError, RunError
+from daypoint.base.errors import CheckpointError, ConfigError, DaypointError, RunError
 from daypoint.base.files import write_atomic
 from daypoint.base.redaction import HIDDEN, redact
 from daypoint.hydra import app as hydra_app
@@ -36,7 +36,7 @@ from daypoint.record.journal import Journal
 from daypoint.record.replay import Replay, replay
 from daypoint.run import provenance, resume
 from daypoint.run.console import RunConsole
-from daypoint.run.description import new_attempt, new_record
+from daypoint.run.description import new_attempt, new_record, place_of
 from daypoint.run.entry import Entry
 from daypoint.run.recorder import Recorder, now_ms
 from daypoint.run.request import Request
@@ -191,6 +191,7 @@ class _Opening:
             filled=request.filled,
             tracking_uri=uri,
             artifact_root=store.artifact_root(uri, request.root) if uri is not None else None,
+            place=place_of(request, files.directory),
         )
         read = journal.read(files.journal)
         for damage in read.damages:
@@ -280,8 +281,22 @@ class _Opening:
         return provenance.inspect(root, generated=provenance.generated_in(root, self.request.outputs))
 
     def _check_store(self, experiment: str) -> None:
-        if self.request.uri is not None and group.is_main():
-            store.check_experiment(self.request.uri, experiment)
+        uri, path = self.request.uri, store.sqlite_path(self.request.uri or "")
+        if uri is None or not group.is_main():
+            return
+        if (repaired := store.repair_moved(uri)) is not None:
+            self.console.say(repaired)
+        if path is not None and not path.exists() and not self.request.in_sweep and self._has_ended_runs():
+            self.console.say(store.made_anew(path))
+        store.check_experiment(uri, experiment)
+
+    def _has_ended_runs(self) -> bool:
+        """Whether the newest run is over and was sent somewhere, so that its store should be there."""
+        with contextlib.suppress(DaypointError):
+            for directory in day.run_directories(self.request.outputs)[-1:]:
+                record = identity.read_run(directory)
+                return record["status"] != "RUNNING" and record["tracking_uri"] is not None
+        return False
 
     def _refuse_other_data(self, record: Mapping[str, Any], address: str) -> None:
         if self.request.data is None or not record["data"]:

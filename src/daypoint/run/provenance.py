@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from daypoint.base import files
 from daypoint.base.redaction import redact_text
 
 PACKAGES = ("daypoint", "torch", "numpy", "hydra-core", "omegaconf", "mlflow", "safetensors")
@@ -179,7 +180,7 @@ def _diff(git: _Git, commit: str | None, untracked: list[bytes], scope: list[str
 def _content(path: bytes) -> bytes | None:
     """What is in a file; of a symbolic link, where it points. None if it cannot be read."""
     try:
-        return os.readlink(path) if os.path.islink(path) else Path(os.fsdecode(path)).read_bytes()
+        return os.readlink(path) if os.path.islink(path) else files.read_bytes(os.fsdecode(path))
     except OSError:
         return None
 

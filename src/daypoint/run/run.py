@@ -100,7 +100,7 @@ class Run:
         self.day = files.day
         self.uid: str = record["uid"]
         self.address = day.address_of(
-            files.directory, config.outputs_directory(settings, Path(record["root"]))
+            files.directory, config.outputs_directory(settings, Path(record["place"]["root"]))
         )
         self.config = plain
         self.is_main = recorder is not None

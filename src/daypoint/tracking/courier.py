@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daypoint.base import files
 from daypoint.tracking.trainer_pipe import LinePipe
 
 RESTARTS = 3
@@ -232,9 +233,8 @@ def _environment() -> dict[str, str]:
 
 
 def _count_rows(path: Path, offset_bytes: int) -> int:
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        file.seek(offset_bytes)
-        return sum(1 for _ in file)
+    with contextlib.suppress(FileNotFoundError):
+        return sum(1 for _ in files.lines(path, offset_bytes))
     return 0
 
 

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daypoint.base import day
+from daypoint.base import day, files
 from daypoint.base.day import RunFiles
 from daypoint.base.errors import DaypointError, RunError
 from daypoint.record import identity
@@ -31,7 +31,7 @@ from daypoint.record.ending import ending_of, is_abandoned
 from daypoint.tracking import store
 from daypoint.tracking.packager import Packager
 from daypoint.tracking.shipment import Shipment
-from daypoint.tracking.sync import is_down, one_line, store_of
+from daypoint.tracking.sync import is_down, one_line
 from daypoint.tracking.trainer_pipe import TrainerPipe
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Delivery:
 
     def _begin(self, task: Task) -> Shipment | None:
         record = identity.read_run(task.directory)
-        uri, artifacts = store_of(task.directory, record)
+        uri, artifacts = store.of_run(task.directory, record)
         if uri is None:
             raise RunError(f"{task.directory}: made with tracking.enabled=false; nothing to send")
         if uri not in self._clients or task.failures:
@@ -330,7 +330,11 @@ def _log_failure(directory: Path, work: Callable[[], str | None]) -> None:
 
 def _log(directory: Path, text: str) -> None:
     path = RunFiles(directory, "").courier_log
-    with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with (
+        contextlib.suppress(OSError),
+        open(files.open_descriptor(path, flags), "a", encoding="utf-8") as file,
+    ):
         file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
 
 

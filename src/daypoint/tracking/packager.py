@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from daypoint.base import day
+from daypoint.record import identity
 
 SECONDS = 600.0
 """How long one model may take."""
@@ -54,7 +55,7 @@ class Packager:
         command += ["--uri", uri]
         if (outputs := day.outputs_of(directory, record["day"])) is not None:
             command += ["--outputs", str(outputs)]
-        root = Path(record["root"])  # whose conf/ says what the card may name
+        root = identity.project_then_and_now(directory, record)[1]  # whose conf/ says what the card may name
         self._unfinished.append(directory)
         self._waiting.put((directory, command, root if root.is_dir() else directory))
 

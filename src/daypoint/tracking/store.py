@@ -1,8 +1,8 @@
 """Finds, checks and opens the MLflow store, the database or server in which MLflow keeps runs.
 
 Addresses become absolute once. A SQLite store gets its tables before anyone else can see the file, because MLflow's own
-way takes four times as long and fails when two processes do it at once. This module knows nothing of runs. It imports
-mlflow only inside the functions that open a store, so that the training process can use the others.
+way takes four times as long and fails when two processes do it at once. The store of a project that was moved or copied goes with it. This module imports mlflow only inside the functions
+that open a store, so that the training process can use the others.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ import re
 import secrets
 import shlex
 import sqlite3
+import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
+from daypoint.base import day
 from daypoint.base.errors import ConfigError, StoreError
 from daypoint.base.redaction import redact_text
+from daypoint.record import identity
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,6 +38,15 @@ UI_ADDRESS = "http://127.0.0.1:5000"
 """Where `daypoint ui` serves, unless it is told another port."""
 
 _DATABASES = ("postgresql", "mysql", "mssql")
+_PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("trace_tags", "value"),
+)
+"""The tables and columns of MLflow that have absolute paths of artifacts."""
 _TABLES = {"alembic_version", "latest_metrics", "metrics", "params", "runs", "tags"}
 
 
@@ -117,6 +130,28 @@ def artifact_root(uri: str, root: Path) -> str | None:
     return str(root / "mlruns" / "artifacts") if _is_database(uri) else None
 
 
+def of_run(directory: Path, record: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The store of a run and where artifacts of new experiments go in it. (None, None): tracking was off.
+
+    The SQLite store of a project is where the project is now: one that was moved or copied has its own with it, and never
+    writes where it was. A store outside the project, or on a server, stays what it is.
+
+    Args:
+        directory: the run directory, absolute.
+        record: its run.json.
+    """
+    uri, artifacts = record["tracking_uri"], record.get("artifact_root")
+    if uri is None or not _is_database(uri):
+        return uri, artifacts
+    then, now = identity.project_then_and_now(directory, record)
+    if now == then:
+        return uri, artifacts
+    path = sqlite_path(uri)
+    if path is not None and path.is_relative_to(then):
+        uri = uri.replace(str(path), str(now / path.relative_to(then)), 1)
+    return uri, artifact_root(uri, now)
+
+
 def _is_database(uri: str) -> bool:
     return uri.startswith(("sqlite", *_DATABASES))
 
@@ -138,7 +173,7 @@ def page_of(uri: str, uid: str) -> str | None:
     the store is not a SQLite file.
     """
     path = sqlite_path(uri)
-    if path is None or not path.exists():
+    if path is None or not path.is_file():
         return None
     question = (
         "SELECT r.experiment_id, r.run_uuid FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid "
@@ -168,7 +203,13 @@ def check_experiment(uri: str, name: str) -> None:
             f"tracking.experiment: expected 1 to 500 characters, found {len(name)}; choose another name"
         )
     path = sqlite_path(uri)
-    if path is None or not path.exists() or path.stat().st_size == 0:
+    if path is None or not path.exists():
+        return
+    if not path.is_file():  # SQLite would wait for a FIFO
+        raise StoreError(
+            f"{path}: expected a SQLite file, found something else; move it away, or set tracking.uri"
+        )
+    if path.stat().st_size == 0:
         return
     question = "SELECT experiment_id, lifecycle_stage, artifact_location FROM experiments WHERE name = ?"
     try:
@@ -241,6 +282,106 @@ def _is_half_made(path: Path) -> bool:
     return True
 
 
+# ---------------------------------------------------------------- a project that was moved
+
+
+def repair_moved(uri: str) -> str | None:
+    """Let the store of a project that was moved, copied or restored look for its artifacts where the project is now.
+
+    Only a SQLite file in a project is touched. It needs no mlflow.
+
+    Returns:
+        What was done, in one line; None if there was nothing to do.
+
+    Raises:
+        StoreError: it could not be done; the store is as it was.
+    """
+    path = sqlite_path(uri)
+    if path is None or _moved_from(path) is None:
+        return None
+    with _locked(uri):
+        return _repair_moved(path)
+
+
+def made_anew(path: Path) -> str:
+    """The line that is printed when there is no store, and one is made."""
+    return f"made a new MLflow store, {path}; `daypoint sync --all` sends it every run there is"
+
+
+def _moved_from(path: Path) -> Path | None:
+    """The directory that a store was in when its experiments were made; None if it is there still."""
+    here = path.parent
+    if not path.exists() or day.project_root(here) == here:
+        return None
+    try:
+        found = _query(
+            path, "SELECT artifact_location FROM experiments ORDER BY CAST(experiment_id AS INTEGER)"
+        )
+    except sqlite3.DatabaseError:
+        return None  # locked, or no store of MLflow: others say so
+    for (location,) in found:
+        artifacts = Path(
+            unquote(urlsplit(location).path) if location.startswith("file://") else location
+        ).parent
+        was = artifacts.parent
+        if not artifacts.is_absolute() or artifacts.name != "artifacts" or was.name != here.name:
+            continue
+        if was == here or (was.exists() and was.samefile(here)):  # the same by a symbolic link
+            return None
+        is_elsewhere = artifacts.is_dir() and not (was / path.name).exists()
+        return None if is_elsewhere and not (here / "artifacts").is_dir() else was
+    return None
+
+
+def _repair_moved(path: Path) -> str | None:
+    """Rewrite the places of artifacts in one transaction. A copy of the store is kept until that is done."""
+    was, here = _moved_from(path), path.parent
+    if was is None:
+        return None
+    kept = path.with_name(path.name + ".before-move")
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as database,
+            contextlib.closing(sqlite3.connect(kept)) as copy,
+        ):
+            database.backup(copy)
+            database.execute("BEGIN IMMEDIATE")
+            with database:
+                for table, column in _PLACES:
+                    if database.execute(
+                        f"SELECT 1 FROM pragma_table_info('{table}') WHERE name = ?", [column]
+                    ).fetchall():
+                        _replace_beginning(database, table, column, f"{was}/", f"{here}/")
+                        old, new = (f"file://{quote(str(place))}/" for place in (was, here))
+                        _replace_beginning(database, table, column, old, new)
+                _replace_directories(database, was.parent, here.parent)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(
+            f"{path}: the project was moved from {was.parent}, and the places of its artifacts cannot be changed: {error}; "
+            f"try again, or fill a new store from the runs themselves, `daypoint sync --rebuild`"
+        ) from error
+    kept.unlink()
+    return f"the project was in {was.parent}: the artifacts that {path} names are now those in {here / 'artifacts'}"
+
+
+def _replace_beginning(database: sqlite3.Connection, table: str, column: str, old: str, new: str) -> None:
+    database.execute(
+        f"UPDATE {table} SET {column} = ?1 || substr({column}, length(?2) + 1) "
+        f"WHERE substr({column}, 1, length(?2)) = ?2",
+        (new, old),
+    )
+
+
+def _replace_directories(database: sqlite3.Connection, was: Path, here: Path) -> None:
+    """Let the tag `daypoint.directory` name the run directories that came along."""
+    found = database.execute("SELECT run_uuid, value FROM tags WHERE key = 'daypoint.directory'").fetchall()
+    for run, text in found:
+        if Path(text).is_relative_to(was) and (now := here / Path(text).relative_to(was)).is_dir():
+            database.execute(
+                "UPDATE tags SET value = ? WHERE key = 'daypoint.directory' AND run_uuid = ?", (str(now), run)
+            )
+
+
 # ---------------------------------------------------------------- opening
 
 
@@ -256,6 +397,26 @@ def prepare(uri: str) -> MlflowClient:
     """
     if not _is_database(uri):
         return connect(uri)
+    path = sqlite_path(uri)
+    with _locked(uri):
+        if path is not None:
+            if not path.exists() or path.stat().st_size == 0:
+                _create(path)
+                print(made_anew(path), file=sys.stderr)
+            if not os.access(path, os.R_OK | os.W_OK):  # MLflow would try for 102 seconds
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            if (repaired := _repair_moved(path)) is not None:
+                print(repaired, file=sys.stderr)
+        return _first_contact(uri)
+
+
+@contextlib.contextmanager
+def _locked(uri: str) -> Iterator[None]:
+    """The lock on preparing a database: beside a SQLite file, else one of this machine.
+
+    Raises:
+        StoreError: another process has had it for two minutes, or the store cannot be written.
+    """
     from filelock import FileLock, Timeout
 
     path = sqlite_path(uri)
@@ -267,12 +428,7 @@ def prepare(uri: str) -> MlflowClient:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=120):
-            if path is not None:
-                if not path.exists() or path.stat().st_size == 0:
-                    _create(path)
-                if not os.access(path, os.R_OK | os.W_OK):  # MLflow would try for 102 seconds
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return _first_contact(uri)
+            yield
     except Timeout:
         raise StoreError(
             f"{lock}: another process has been preparing the MLflow store for two minutes; "

@@ -93,7 +93,7 @@ def sync(directories: Iterable[Path], uri: str | None = None, *, wait_seconds: f
 def _sync_one(
     directory: Path, uri: str | None, clients: dict[str, Any], down: dict[str, str], wait_seconds: float
 ) -> Sent:
-    address, artifacts = store_of(directory, identity.read_run(directory))
+    address, artifacts = store.of_run(directory, identity.read_run(directory))
     if uri is not None:
         address, artifacts = uri, store.artifact_root(uri, day.project_root(directory))
     if address is None:
@@ -136,20 +136,6 @@ def _send(shipment: Shipment, client: MlflowClient) -> Sent:
         except PackageError as error:
             outcome, text = "failed", f"{text}; its model was not sent: {error}"
     return Sent(shipment.directory, outcome, text, shipment.points, model)
-
-
-def store_of(directory: Path, record: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The store of a run and where artifacts of new experiments go in it. (None, None): tracking was off.
-
-    A project that was moved takes the SQLite store inside it along, although run.json has the old path.
-    """
-    uri, artifacts = record["tracking_uri"], record["artifact_root"]
-    path, old = store.sqlite_path(uri or ""), Path(record["root"])
-    if path is None or not path.is_relative_to(old) or directory.is_relative_to(old) or old.exists():
-        return uri, artifacts
-    root = day.project_root(directory)
-    uri = f"sqlite:///{root / path.relative_to(old)}"
-    return uri, store.artifact_root(uri, root)
 
 
 def one_line(error: BaseException) -> str:
